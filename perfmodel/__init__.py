@@ -3,9 +3,9 @@
     import perfmodel as pm
     pm.predict("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
 
-This door has the functions that the documentation shows, and the records that are given to them. Records that they
-return, and all else, are behind the doors of their rooms (`perfmodel.catalog.devices`, `perfmodel.prediction.Site`).
-Names are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
+This module offers the functions that the documentation shows and the records that they take. Everything else, such as
+the records that they return, is in the packages below (`perfmodel.catalog.devices`, `perfmodel.prediction.Site`). Names
+are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Safe reading of untrusted files, with limits on size, expanded size, depth and number of nodes.
 
 A compressed file of a few megabytes can hold gigabytes, and a few hundred bytes of YAML can stand for more nodes than
-there are atoms. Whoever reads such a file asks here, and gets its content or a `ValueError` of one line that says which
-limit it breaks. Every caller turns that into its own exception, which names the file.
+there are atoms. These functions return the content of such a file, or raise a `ValueError` of one line that names the
+broken limit. Callers convert it into their own exception, which names the file.
 """
 
 import bz2
@@ -28,7 +28,7 @@ from perfmodel.errors import CalibrationError, PerfModelError
 LIMIT_VARIABLE: Final = "PERFMODEL_FILE_LIMIT_GB"
 """Environment variable that moves the limit on tables, traces and other data."""
 USUAL_LIMIT_GB: Final = 0.5
-"""Twenty times as much memory is needed for JSON of the worst kind."""
+"""Default limit; parsing the worst JSON takes twenty times as much memory."""
 MOST_TEXT_BYTES: Final = 16_000_000
 """Most bytes of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs are data."""
 MOST_DEPTH: Final = 64

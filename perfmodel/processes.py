@@ -26,7 +26,7 @@ NOT_FOUND: Final = 127
 def end_with_parent(parent: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:
     """Ask the kernel to signal this process when its parent ends, even by SIGKILL.
 
-    Does nothing but on Linux; elsewhere a child notices by its pipe.
+    On Linux only; on other systems a child notices by its pipe.
 
     Args:
         parent: process id of the parent as it was told; a process whose parent has ended meanwhile ends at once.
@@ -49,8 +49,8 @@ def end_with_spawner() -> None:
 def supervised(command: Sequence[str]) -> tuple[str, ...]:
     """The command that starts a program in its own process group, so that all its processes end with this one.
 
-    The supervisor ends as the program does, by its exit status or its signal. It needs no more than the interpreter's
-    own modules. Anywhere but on Linux the program starts by itself.
+    The supervisor ends as the program does, by its exit status or its signal. It uses only modules of the standard
+    library. On systems other than Linux the program starts without a supervisor.
     """
     if sys.platform != "linux":
         return tuple(command)

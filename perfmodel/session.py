@@ -63,8 +63,7 @@ class Cache:
         """Return the values of keys, computing all absent ones in one call.
 
         Args:
-            make: computes the absent keys, each once, and gives values with the keys that they are of: those of other
-                keys too where it has them.
+            make: computes the values of the absent keys, and returns them by key; it may add values of further keys.
         """
         with self._lock:
             entries = [self._entries.get(key) for key in keys]
@@ -108,8 +107,8 @@ class Cache:
 class Session:
     """Holds loaded weights, priced parts of layouts and compiled programs.
 
-    Calls use the default session; under `with Session():` they use another, for instance one that is dropped
-    afterwards with everything in it. Sent to another process, a session arrives as that process's own.
+    Calls use the default session. Inside `with Session():` they use a new one, which is dropped afterwards with its
+    contents. A session that is pickled for another process becomes the session of that process.
     """
 
     def __init__(self) -> None:

@@ -101,9 +101,9 @@ class QuantityKind:
     """The notation of one kind of quantity."""
 
     what: str
-    """Name of the kind in a sentence: `... is no WHAT`."""
+    """Name of the kind, for messages: `... is not a valid WHAT`."""
     examples: str
-    """Texts that are such a quantity."""
+    """Examples of such quantities."""
     units: Mapping[str, float]
     """Value of each unit in the unit that is used inside, which has the empty name."""
 
@@ -182,7 +182,7 @@ def parse_length(text: str) -> int:
 _PLAIN_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 _PLAIN_NUMBER: Final = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
 LARGEST_NUMBER: Final = 1e30
-"""Beyond any quantity in any unit; a number below its inverse is as unlikely."""
+"""Larger than any plausible quantity in any unit; its inverse is the smallest plausible one."""
 
 
 def plain_whole(text: str) -> int:

@@ -62,11 +62,10 @@ def choose(
 ) -> list[int]:
     """Choose up to `count` candidates of `pool`, greedily.
 
-    Measuring candidate c, of variance v and noise n, takes (s^T C_c)^2 / (v + n) off a layout's variance, with
-    C_c the covariance of the layout's events with it: disagreement weighted by the share of the step time that
-    depends on it (the variance reduction of Cohn, Ghahramani and Jordan, JAIR 4, 1996, for a weighted sum). What
-    the layouts gain is summed. Each next one is chosen as if those before it were measured, which keeps a batch
-    diverse.
+    Measuring candidate c, of variance v and noise n, reduces a layout's variance by (s^T C_c)^2 / (v + n), where C_c is
+    the covariance of the layout's events with c (Cohn, Ghahramani and Jordan, JAIR 4, 1996, for a weighted sum). The
+    reductions of all layouts are added. Each candidate is chosen as if the earlier ones were measured already, which
+    keeps a batch diverse.
     """
     return _greedy(beliefs, pool, count, shares @ beliefs.covariance(ops, pool))
 
@@ -116,7 +115,8 @@ Measure = Callable[[Sequence[Op]], Mapping[Op, float]]
 Progress = Callable[["Round"], None]
 
 BATCH = 8
-"""Measurements between two fits at first. Later it is a quarter of those made, since each further one adds less."""
+"""Number of measurements before the first fits. Later fits follow after a quarter of all measurements so far, because
+each further one adds less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +184,8 @@ def select(
     """Measure until each layout's step time is known precisely enough.
 
     Repeats: fit the kriging to what is measured; evaluate the layouts' timelines, whose gradient weighs the
-    disagreement about every event; choose the next batch of the pool by what it takes off the step times'
-    variance (`choose`); measure it.
+    disagreement about every event; choose the batch of the pool that reduces the variance of the step times most
+    (`choose`); measure it.
 
     Args:
         steps: the layouts of interest.

@@ -55,7 +55,7 @@ def corrections(
     """Compute the corrections from a profile of a layout's step, relative to uncorrected cost models.
 
     Args:
-        slowed_s: by how much recording made the step longer, all of it on the host, between operators.
+        slowed_s: seconds by which recording lengthened the step, all of them on the host between operators.
     """
     # Each source of time is told by another part of the profile, so that these can be worked out
     # one by one.

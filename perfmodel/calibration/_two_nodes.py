@@ -27,11 +27,11 @@ class Reachable:
 def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     """Find measurements on at most `nodes` nodes that determine the time of `op`.
 
-    A collective that fits is measured as it is, alone: that like groups share the links at the same time is what
-    `CollectiveModel` adds from the stated bandwidths. One of more nodes, or an all-reduce of more than
-    `ALL_REDUCE_RANKS` ranks, is measured with the same bytes, as many ranks to a node as it has and may have, at
-    the largest feasible rank count and at half of it: from these `CollectiveModel` extrapolates (hops grow with
-    the ranks, the bytes a rank sends with 2 (n - 1) / n), or `distsim_all_reduce_time` from the largest alone.
+    A collective that fits is measured alone; `CollectiveModel` accounts for equal groups that share the links. A
+    collective over more nodes, or an all-reduce of more than `ALL_REDUCE_RANKS` ranks, is measured with the same bytes
+    at the largest feasible number of ranks and at half of it, with the same ranks per node where possible.
+    `CollectiveModel` extrapolates from both (hops grow with the ranks, the bytes that a rank sends with 2 (n - 1) / n),
+    `distsim_all_reduce_time` from the larger one.
     """
     most = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
     if op.num_nodes <= nodes and op.num_ranks <= most:

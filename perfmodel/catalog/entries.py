@@ -58,7 +58,7 @@ def package_tables(folder: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def stated_entries(folder: str) -> MappingProxyType[str, tuple[str, dict[str, Any]]]:
-    """The file and the table of each name that the files of a folder of the packaged data state, unchecked."""
+    """Map each name in a folder of the packaged data to its file and its unchecked table."""
     entries = {}
     for file, tables in package_tables(folder).items():
         entries |= {name: (file, entry) for name, entry in tables.items()}

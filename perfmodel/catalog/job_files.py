@@ -3,9 +3,9 @@ TOML.
 
 At the top of a job file are `model`, `cluster` and `framework`, each a name, the path of a file, or a table as such a
 file holds it, and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`),
-`[network]` (what the cluster's network is instead), `[search]` (words of `perfmodel.search`) and `[serving]` (words of
-`perfmodel.serve`). A table `[model]` with `like = NAME`, and a table `[framework]` with `name = NAME`, change that
-entry of the catalog. Paths are relative to the file.
+`[network]` (a network that replaces the cluster's), `[search]` (keywords of `perfmodel.search`) and `[serving]`
+(keywords of `perfmodel.serve`). A table `[model]` with `like = NAME`, and a table `[framework]` with `name = NAME`,
+change that entry of the catalog. Paths are relative to the file.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Plausible limits of cluster and device figures, and the unit that an implausible figure probably has.
 
-A data sheet says 450e9 bytes/s and 2e-6 s, files here ask for GB/s and microseconds: taken as they stand such figures
-would make communication free, or endless, without a word.
+Data sheets give 450e9 bytes/s and 2e-6 s, but files here take GB/s and microseconds. Without limits, such figures would
+silently make communication free or endless.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ PLAUSIBLE: Final[Mapping[str, Plausible]] = {
     "reached_share": Plausible(1e-3, 1.0, "of 1", {"%": 1e-2}),
     "usd_per_hour": Plausible(1e-4, 1e4, "USD", {"cents": 1e-2}),
 }
-"""Limits by key of a file. 0 and what is below are refused, or mean none, where the figure is used."""
+"""Limits by key of a file. Zero and negative values are handled where the figure is used: refused, or read as none."""
 PEAK_RATE: Final = Plausible(1e-3, 1e6, "TFLOP/s", {"FLOP/s": 1e-12, "GFLOP/s": 1e-3, "PFLOP/s": 1e3}, "rate", 1e12)
 """Limits of the peak of every element type in `peak_tflops`."""
 

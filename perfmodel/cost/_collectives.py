@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class CollectiveModel:
     """Predicts all_reduce, all_gather, reduce_scatter, all_to_all, send_recv and broadcast.
 
-    A cluster is a fabric: a device, link classes and their rates; so is a row of a table. A row that names a measured
-    series (source, software and so on) gets that series' times; any other row, and every op on a cluster, the usual
-    times of its fabric. Rows and ops that mean the same get the same.
+    Clusters and table rows are converted to fabrics: a device, link classes and their rates. A row that names a
+    measured series (source, software and so on) gets the times of that series. All other rows, and ops on clusters, get
+    the usual times of their fabric, so that equivalent rows and ops get equal times.
     """
 
     def __init__(self, weights: CollectiveWeights) -> None:
@@ -63,10 +63,10 @@ class CollectiveModel:
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         """Time of each op, alone on the network except for its `concurrent` groups; 0 for one rank.
 
-        Never falls with bytes, ranks (inside a switched node, and with the nodes), latency or sharing, nor rises
-        with bandwidth. Provenance: `measured` (this die, fabric, kind, rank count and size range), `learned`
-        (this fabric, or these links on other devices), `analytical` (physics of a link class that was measured
-        elsewhere), `extrapolated` (physics of links or rank counts never measured).
+        Times grow, or stay equal, with bytes, ranks (inside a switched node, and with the nodes), latency and sharing;
+        they never rise with bandwidth. Provenance: `measured` (this die, fabric, kind, rank count and size range),
+        `learned` (this fabric, or these links on other devices), `analytical` (physics of a link class that was
+        measured elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """
         fabric = Fabric.of(cluster)
         priced = Priced.unknown(len(ops))

@@ -63,18 +63,18 @@ def inference_times(
 ) -> EventTimes:
     """Times of events in an inference step, from servers' kernels where measured.
 
-    Element-wise kernels, which tables hold issued one by one besides, and dense products bound by memory on devices
-    without measurements take no more than their roofline, which those of measured devices keep within 15 %. Attention
-    over a compressed cache (`latent_decode_s`) was not measured. All-reduces run as one-shot kernels where these take
-    less time (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less
-    than to read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache,
-    which in a step hold other layers' by then.
+    The roofline is an upper bound for two kinds of kernels: element-wise ones, which tables also time one by one, and
+    memory-bound dense products on devices without measurements; measured devices keep within 15 % of it. Attention over
+    a compressed cache was not measured (`latent_decode_s`). All-reduces run as one-shot kernels where these are faster
+    (`one_shot_s`). Narrow weights are widened in registers (`_narrow_share`). No event is faster than reading its
+    weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache, but in a step the
+    cache holds data of other layers by then.
 
-    Twice the tokens or sequences take as long at least and twice as long at most (`MonotoneGrid`), however few they
-    are.
+    With twice the tokens or sequences, a time is between one and two times as long (`MonotoneGrid`), even for few of
+    them.
 
     Args:
-        stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
+        stored_bytes: bytes per element of the weights or cached keys and values that each event reads.
     """
 
     def predict(new: list[tuple[Op, float]]) -> Iterator[tuple[tuple[Op, float], tuple[float, float, float, str]]]:

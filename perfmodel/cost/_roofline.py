@@ -276,24 +276,26 @@ def sustained_share(
     counts: Float64[np.ndarray, "n"],
     alone_s: Float64[np.ndarray, "n"],
 ) -> float:
-    """Share of its sustained slowdown that a hot kernel takes in a step, because cooler kernels save power.
+    """Share of the sustained slowdown that applies to power-limited kernels in a step, because other kernels save
+    power.
 
-    The limit holds over tens of milliseconds and more, in which a device runs many kernels: products above the limit
-    are paid for by norms and casts below it. Of the least x in
+    The limit holds on average over tens of milliseconds, in which a device runs many kernels: norms and casts below the
+    limit leave power for products above it. The result is the least x with
 
         sum n (E_memory + E_compute (t_ref / t(x))^v) <= (P_limit - P_idle) sum n t(x),    t(x) = max(t, x t_sustained),
 
-    where t is the time alone, and t_sustained that in which a kernel fits the limit by itself (`sustained_seconds`).
+    where t is the time of a kernel timed alone, and t_sustained the time in which it keeps to the limit by itself
+    (`sustained_seconds`).
 
-    Nobody has measured attention's energy: beside its products it takes exponentials and row sums, whose energy its
-    FLOPs leave out. It is taken to draw the limit at least, so that it pays for no products.
+    The energy of attention has not been measured: besides its products it computes exponentials and row sums, which its
+    FLOPs leave out. It is assumed to draw at least the limit, so that it leaves no power for products.
 
     Args:
         counts: how often each kernel runs (n).
         alone_s: times at the clock of a kernel timed alone (t).
 
     Returns:
-        Between 0, where no kernel has to wait, and 1; 1 where the limit is not known.
+        Between 0 (no kernel is slowed down) and 1 (each keeps to the limit by itself); 1 if the limit is unknown.
     """
     energy = _OF_DIE.get(device.die)
     if energy is None or device.power_w is None or device.idle_power_w is None:

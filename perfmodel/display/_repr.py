@@ -21,7 +21,7 @@ _LEFT_OUT: Final = ", ..."
 def shorten_reprs(door: str) -> None:
     """Use `short_repr` for all dataclasses that a package offers from its own modules.
 
-    One with its own says `dataclass(repr=False)`.
+    Dataclasses with a repr of their own are declared with `dataclass(repr=False)`.
     """
     module = sys.modules[door]
     package = module.__package__ or door
@@ -37,8 +37,8 @@ def _is_own(offered: Any, package: str) -> bool:
 def short_repr(thing: Any) -> str:
     """A repr without default fields; if it is long, with sizes instead of long values.
 
-    What is left out is told apart by a digest of the whole, so that different objects never look the same. Content is
-    in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
+    A digest of the full repr stands for omitted content, so that different objects look different. The content itself
+    is in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
     """
     return plain_text(_short_repr(thing))
 

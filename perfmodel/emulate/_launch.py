@@ -45,8 +45,7 @@ class Emulation:
     ranks_per_node: int = 1
     real_ranks: tuple[int, ...] = (0,)
     prices: Prices | None = None
-    """Prices of the emulated cluster, by which calls are answered within the ranks; None: their library's messages are
-    sent."""
+    """Prices of the emulated cluster, with which ranks answer their own calls; None: messages are really sent."""
     wire: Network | None = None
     """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
     peer: PeerPlace = field(default_factory=PeerPlace)
@@ -54,7 +53,7 @@ class Emulation:
     conditions: Mapping[str, object] = field(default_factory=dict)
     """What-if conditions, by field of `Orders`."""
     cores: tuple[int, ...] = ()
-    """Core that each real rank keeps to, in turn, where its collectives' threads run first; empty for any."""
+    """Core of each real rank, in turn, on which threads of its collectives have priority; empty: any core."""
     hosts: tuple[Host, ...] = ()
     """Emulated hosts of the real ranks, one each; empty for this one."""
     timeout_s: float = 300.0

@@ -127,13 +127,14 @@ def clean_kernels(table: "pd.DataFrame") -> "pd.DataFrame":
     """A kernel table (columns of the data README) with cleaned cells and the columns below added; a cleaned table is
     returned as it is.
 
-    - `flaw`: why a row says nothing of its kernel, `""` where it does
-    - `contradicted`: whether other rows of its source contradict it: it is predicted, but not fitted
+    - `flaw`: why the row's time cannot be used; `""` if it can
+    - `contradicted`: whether other rows of its source contradict it; such rows are predicted, but not fitted
     - `host_launch`: whether its time contains the host's launch
     - `order`: how closely it stands for a training job (`stand_in_order`)
 
-    Plain are then `source` and `software` (never empty; software told apart by operand types), `dtype` (by which the
-    kernel ran), `op` (what ran), `seq_kv` (keys of one sequence) and `mixed_n_decode` (none in pure decoding).
+    The cleaned columns are `source` and `software` (never empty; software differs by operand types), `dtype` (type in
+    which the kernel ran), `op` (operator that ran), `seq_kv` (keys of one sequence) and `mixed_n_decode` (0 in pure
+    decoding).
     """
     # Cleaning twice would tell software apart twice.
     if "flaw" in table:
@@ -242,11 +243,11 @@ def clean_collectives(table: "pd.DataFrame") -> "pd.DataFrame":
     """A collective table (columns of the data README) with the columns below added; a cleaned table is returned as it
     is.
 
-    - `way`: how it was run, where that is another way of communicating; else `""`
-    - `doubtful`: whether it counts a test for a second time (`in_place`) or a `check` names a defect
+    - `way`: how it was run, if not by the usual kind of communication; else `""`
+    - `doubtful`: whether it repeats a test (`in_place`), or a `check` names a defect
     - `disturbed`: whether others used the machine while it was timed (its `variant` begins with `suspect`)
     - `groups`: how many groups ran at once, each of them timed; 1 for a group alone
-    - `held_to`: the algorithm that the library was held to (`ring`, `tree`, `nvls`, `nvls_tree`, `collnet`), else `""`
+    - `held_to`: the algorithm that was forced (`ring`, `tree`, `nvls`, `nvls_tree`, `collnet`), else `""`
     - `library_chose`: whether the algorithm was left to the library
     """
     if "way" in table:

@@ -104,10 +104,10 @@ def search_programs(
 ) -> ProgramSearch:
     """Distribute a program over devices in every way, and simulate each result.
 
-    A device runs one operation at a time, transfers too (section 2.1). One rank of every data- and tensor-parallel
-    group is written down, which changes no time. A program whose weights, inputs or results alone do not fit is not
-    written at all, and layouts that differ in D and T alone share their stages: on one core 10,000 to 20,000
-    instructions a second are written and simulated, K of 128 included.
+    A device runs one operation at a time, transfers too (section 2.1). Only one rank of each data- and tensor-parallel
+    group is written, which does not change any time. Programs whose weights, inputs or results alone do not fit are not
+    written at all, and layouts that differ only in D and T share their stages. One core writes and simulates 10,000 to
+    20,000 instructions per second, also for K = 128.
 
     Args:
         program: on one device; its data have batch axes.

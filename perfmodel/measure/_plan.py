@@ -34,9 +34,9 @@ class Plan:
     device: str
     """Text of the `device` column."""
     rule: StoppingRule
-    """When a kernel is known well enough."""
+    """Stopping rule for kernels."""
     collective_rule: StoppingRule
-    """When a collective is."""
+    """Stopping rule for collectives."""
     kernels: tuple[KernelOp, ...]
     """Kernels to be measured with their data in the caches."""
     collectives: tuple[Collective, ...]
@@ -47,7 +47,7 @@ class Plan:
     attempts: int
     """Measurements of one row at most while others disturb it."""
     patience_s: float
-    """Longest wait for a quiet machine in one pass over the collectives, which need all of it."""
+    """Longest wait for a quiet machine in one pass over the collectives, which need the whole machine."""
     cold_kernels: tuple[KernelOp, ...] = ()
     """Kernels to be measured with their data out of the caches, beside or instead of warm."""
     loaded_kernels: tuple[KernelOp, ...] = ()

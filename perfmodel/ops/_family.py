@@ -57,11 +57,11 @@ class ShapeColumn:
     """A shape column of the tables."""
 
     default: float | None = None
-    """Stands in where a row states none; a row is incomplete without it if there is none."""
+    """Value for rows that leave the column empty; without a default, such rows are incomplete."""
     low: float = 1.0
     """Least value that a table may hold."""
     column: str = ""
-    """Name of the column in tables, where it has another."""
+    """Name of the column in tables, if it differs."""
     from_text: Callable[[str], float] | None = None
     """Reads the number from a column of words."""
 
@@ -130,8 +130,8 @@ class Family:
         [dict[str, np.ndarray], KindColumns, KindColumns, KindColumns],
         dict[str, np.ndarray],
     ] = lambda shape, asked, measured, work: shape
-    """`(shape, asked, measured, work)`: the shape of rows of the kinds asked for, answered by those measured, which do
-    the work of others."""
+    """`(shape, asked, measured, work)`: converts the shape of rows of the requested kinds to that of the measured kinds
+    that stand in for them."""
     gradients: GradientProducts | None = None
     """For products whose gradients are products."""
     complete: Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], None] = (

@@ -148,8 +148,8 @@ MEASURED_MEMORY_OPS: Final[dict[str, int]] = {
 }
 """Memory-bound kernels with a program, and their number of inputs.
 
-Those of several steps are what a compiler makes of them in JAX and torch's kernels one after another in torch, as users
-call them. JAX's dropout draws its mask where it is applied and has it ready in the backward pass, as torch's has.
+Operators of several steps are compiled in JAX, and run as a sequence of kernels in torch, as users call them. JAX's
+dropout draws its mask in the forward pass and reuses it in the backward pass, as torch's does.
 """
 _VECTORS: Final[Mapping[str, tuple[Literal["ones", "zeros", "drawn"], ...]]] = {
     "layer_norm": ("ones", "zeros"),

@@ -49,7 +49,7 @@ class KernelOp:
     `work(xp, shape)` takes the shape as a mapping of names to values and an array namespace `xp`, so that the same
     formula serves one op (plain numbers, `NUMBERS`) and columns of many (NumPy, or jax.numpy where gradients are
     wanted). Besides the shape it reads `element_bytes` and the flags `bwd` (both gradients) and `nongated`, 0 or 1.
-    Where the quantities that FLOPs and traffic are made of say more of a kernel, they are returned beside them.
+    Some families also return the quantities that FLOPs and traffic are computed from.
     """
 
     op: str

@@ -39,10 +39,11 @@ class TrainingRun:
     usd_per_million_tokens_hi: float | None
     energy_j: float | None
     """Energy of the devices times the power usage effectiveness, for all tokens; None where their power is not known.
-    While work is lost and the run restarts, devices draw what they draw in steps."""
+    While work is repeated and the run restarts, devices are assumed to draw the power of a training step."""
     energy_per_million_tokens_j: float | None
     energy_is_bound: bool
-    """Whether the power of a waiting device is not known, and that of a busy one stands for it."""
+    """Whether the energy is an upper bound, because the power of waiting devices is unknown and that of busy ones is
+    used."""
 
     @property
     def energy_mwh(self) -> float | None:

@@ -17,8 +17,8 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
     """Check a layout and fill in what the problem determines.
 
     Args:
-        layout: a `Layout`, which is used as it is, or its notation or its fields by name, in which what is not
-            said is as the framework has it.
+        layout: a `Layout`, which is used unchanged, or its notation or its fields by name, which the framework's
+            defaults complete.
 
     Returns:
         The layout, and sentences on what was assumed and what its framework cannot run.

@@ -213,8 +213,8 @@ class EventShares:
 def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     """Distinct events of a step (DistSim section 4.1), with the contribution of each.
 
-    Hidden communication counts with its exposed part only; a block that waits for its host counts with the time
-    of its kernels.
+    Communication counts only as far as it is exposed; a block that waits for its host counts with the time of its
+    kernels.
 
     Raises:
         LayoutError: if the model does not divide as the layout asks.

@@ -148,8 +148,8 @@ class Joint:
 def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joint:
     """Joint distribution of the step times of some layouts of one problem.
 
-    What all sites differ in cancels between layouts as far as they spend alike on it. How much one site's layouts
-    scatter beyond is unknown, and the same for all of them (`Scales`).
+    Differences between sites cancel between layouts that spend the same time on the affected events. The further
+    scatter of one site's layouts is unknown, but common to all of them (`Scales`).
     """
     known = problem.adjustment
     names, shared, noise_sd = shared_errors(predictions)

@@ -39,8 +39,8 @@ class ProgramSpec:
     chunks: int = 1
     """Model chunks (virtual stages) per device; 1 leaves it to the schedule."""
     steps: int = 1
-    """Steps one after another in one structure, without a flush between them: each device updates its
-    weights and goes on. Asynchronous schedules know no other way."""
+    """Steps one after another in one structure, without a flush between them: each device updates its weights and goes
+    on. Asynchronous schedules always run like this."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
     forward_only: bool = False
@@ -49,10 +49,9 @@ class ProgramSpec:
     """Transfers between stages: `lag` delays the receiver only (links do not queue), `op` occupies the
     sender's SEND stream, `blocking` the sender's COMPUTE stream."""
     grad_reduce: GradReduce = "none"
-    """All on DATA_COMM. `end`: whole chunks after the device's last backward. `overlap`: each
-    segment as soon as its last backward is done (Chimera's eager). `eager_opt`: that only for stages after
-    whose last backward the device is idle before its own last pass, the others at the end (Chimera,
-    section 3.2)."""
+    """When gradients are reduced, on DATA_COMM. `end`: whole chunks after the device's last backward. `overlap`: each
+    segment as soon as its last backward is done (Chimera's eager). `eager_opt`: eagerly only for stages whose device is
+    idle between their last backward and its own last pass, for the others at the end (Chimera, section 3.2)."""
     reduce_every_micro_batch: bool = False
     """Gradients are reduced after every backward, not only the last (ZeRO 2 and 3). With
     `grad_reduce="end"` the device's next pass waits for each such reduction, and under ZeRO 2 the last of every chunk
@@ -142,7 +141,7 @@ class ProgramSpec:
         """Whether reductions come after a device's last backward pass (no overlap, up to ZeRO 2).
 
         ZeRO 2 has reduced the other micro-batches' gradients before. ZeRO 1 and 2 are alike in the last ones, so that
-        neither hides them in a bubble that the other leaves idle.
+        both treat bubbles in the same way.
         """
         # In a stream of steps a device has no end of the step to wait for.
         late = self.grad_reduce in ("end", "eager_opt") and not (self.steps > 1 or self.scheduler.asynchronous)

@@ -110,7 +110,7 @@ class Scheduler:
     def steady_steps(self, devices: int, micro_batches: int) -> int:
         """Number of steps until the pipeline is in its steady state, in whole periods.
 
-        After them a step takes what twice as many steps take more, over their number.
+        The time of one step is then (time of 2 n steps - time of n steps) / n.
         """
         # The pipeline is full once the first micro-batch is back, 2 p passes later. A backward of all
         # micro-batches of a step delays it most: then each of the p stages takes a step.

@@ -268,7 +268,8 @@ class Schedule:
     def waits(self) -> tuple[Int[np.ndarray, " instructions"], ...]:
         """The dependencies of each instruction; the first of a pair also waits for its partner's.
 
-        What a pair computes is there when both have run: whoever needs the first waits for the second.
+        Results of a pair are available when both instructions have run, so that dependents of the first also wait for
+        the second.
         """
         needs = list(self.dependencies)
         if not self.paired.any():

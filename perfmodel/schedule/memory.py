@@ -108,7 +108,8 @@ def offloads(schedule: Schedule) -> Offloads:
 def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     """Micro-batches alive per chunk at a device's peak (`alive_at_peak`), with offloading.
 
-    They are out before the forward after next, and back while the instruction before their backward runs.
+    Activations have left the device before the forward after next, and return during the instruction before their
+    backward.
     """
     # Three kinds of events: copies out, copies back, and what the instructions themselves take and give back.
     moved = offloads(schedule)

@@ -96,7 +96,8 @@ class Device:
     reached_share: float | None = None
     """Largest share of peak that matrix products reach, for devices without measured kernels."""
     held_share: float | None = None
-    """Measured share of the device that a collective beside kernels holds; None: by the channels that it starts."""
+    """Measured share of the device that an overlapped collective occupies; None: derived from the channels that it
+    starts."""
     usd_per_hour: float | None = None
     """List price per device and hour, in US dollars."""
     price_source: str = ""
@@ -395,7 +396,7 @@ class Cluster:
     def list_price(self) -> tuple[float | None, str]:
         """US dollars per device and hour, and the source of the price: the cluster, else its device.
 
-        Nobody's where nodes are of several kinds.
+        None if the cluster has nodes of several kinds.
         """
         if self.kinds:
             return None, ""

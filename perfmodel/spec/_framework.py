@@ -127,8 +127,8 @@ class Framework(Stated, Sectioned):
     because it might not divide their global batch."""
     default_job: Implementation = field(default=Implementation(), metadata=section(*_JOB_DEFAULTS))
     """Defaults for fields of a job: `flash_attention` for products of at least 16 bits, `grad_dtype` for 16-bit
-    gradients, `fp8_recipe` for 8-bit products (empty where there are none; those of 4 bits go by nvfp4). What is
-    compiled as a whole has `stops_recompute` and `narrow_logits` anyway."""
+    gradients, `fp8_recipe` for 8-bit products (empty without them; 4-bit products use nvfp4). Models that are compiled
+    as a whole always have `stops_recompute` and `narrow_logits`."""
 
     def running(self, job: Job, model: Model) -> "Framework":
         """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's
@@ -167,7 +167,7 @@ class Framework(Stated, Sectioned):
     def layout_defaults(self, stated: Mapping[str, Any]) -> dict[str, Any]:
         """This framework's defaults for the layout fields missing from `stated`.
 
-        Nothing is overlapped that cannot be (`hides`).
+        Overlap is only switched on where it is possible (`hides`).
         """
         can = self.capabilities
         usual = self.default_layout
@@ -225,8 +225,8 @@ class Framework(Stated, Sectioned):
     def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
         """Parse a layout, and fill in this framework's defaults, with a sentence that lists them.
 
-        The sentence is empty where that is as in `Layout` itself. With a `model`, stages are cut and selective
-        recompute is as the framework has them.
+        The sentence is empty if these are the defaults of `Layout` itself. With a `model`, the framework's rules for
+        cutting stages and for selective recompute apply.
 
         Raises:
             LayoutError, UnknownNameError: as `Layout.parse`.
@@ -289,8 +289,8 @@ class Framework(Stated, Sectioned):
     def notation(self, layout: Layout, model: Model | None = None) -> str:
         """The shortest notation that `layout` reads back to the same layout.
 
-        It says the degrees, what differs from the defaults of `Layout`, and those defaults that this framework would
-        set otherwise.
+        It contains the degrees, all fields that differ from the defaults of `Layout`, and fields at these defaults for
+        which the framework has another default.
         """
         fields_said = layout.notation_fields
         defaults = {f.name: f.default for f in fields(Layout)}
@@ -316,7 +316,7 @@ class Framework(Stated, Sectioned):
     ) -> Job:
         """`Job.of` with this framework's defaults for the fields missing from `stated`.
 
-        `assumed` of the job names those that differ from `Job`'s own defaults and mean something for the model.
+        The job's `assumed` lists the defaults that differ from those of `Job` and affect this model.
         """
         plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated)
         defaults = self.job_defaults(plain.dtype)

@@ -155,8 +155,8 @@ class Job(Implementation):
     ) -> "Job":
         """Make the job of a model on a device; sequence length and element type have defaults.
 
-        These are the model's own length, and the first of bf16, fp16 and fp32 that the device has; `assumed` names
-        those that are not obvious.
+        The defaults are the model's own length, and the first of bf16, fp16 and fp32 that the device supports;
+        `assumed` lists defaults that are not obvious.
         """
         # Values that are not obvious are named, so that a prediction can say what it rests on.
         assumed = []

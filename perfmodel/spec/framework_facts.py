@@ -55,9 +55,9 @@ class HostCosts:
     kernel_gap_s: float = 1.0e-6
     """Idle time of the device between two dependent kernels."""
     partition_copy_s: float = 0.0
-    """Host time to cut out and copy the part of one weight that one rank holds, where ZeRO 3 hands its collectives
-    lists of such parts; 0 where each weight is one buffer. A gather and a reduction take it for every weight and rank
-    while the device idles, so that more ranks make a layer slower."""
+    """Host time to cut out and copy one rank's part of one weight, if ZeRO 3 passes lists of such parts to its
+    collectives; 0 if each weight is one buffer. Each gather and reduction takes this time for every weight and rank,
+    while the device is idle, so that layers become slower with more ranks."""
     step_overhead_s: float = 0.0
     """Time per step outside kernels: data loading, logging, bookkeeping."""
     host_updates_per_s: float | None = None
@@ -108,9 +108,10 @@ class CommunicationCosts:
     """Spread of the times at which the ranks of a group reach a collective, which waits for the last; what sites add
     is fitted to runs (`perfmodel.prediction.Site`)."""
     tp_overlap_loss: float = 0.0
-    """Share of a block's hidden collectives that costs time after all, beside what the multiprocessors lose."""
+    """Share of the time of a block's hidden collectives that still lengthens the step, in addition to the slowdown of
+    kernels."""
     dp_overlap_loss: float = 0.0
-    """Share of the gradient reductions and weight gathers beside passes that costs time after all."""
+    """Share of the time of overlapped gradient reductions and weight gathers that still lengthens the step."""
     straggling: float = 0.0
     """Relative spread of the ranks' speeds. A step waits for the slowest of n ranks, which takes
     exp(spread sqrt(2 ln n)) of the usual time (mean of the largest of n normal draws, to first order)."""
@@ -247,11 +248,11 @@ class LaunchDefaults:
     pipeline_micro_batch: int | None = None
     """Sequences of a micro-batch in a pipeline; None: as `micro_batch`."""
     micro_batches_per_stage: int = 0
-    """Micro-batches that a pipeline makes of what a replica gets for each of its stages (model chunks of all ranks),
-    where a run states neither their number nor their size; 0: their size is what has a default."""
+    """Default number of micro-batches per pipeline stage (model chunks of all ranks), for runs that state neither the
+    number nor the size of micro-batches; 0: the size has a default instead."""
     names_schedules: bool = False
-    """A launch names its pipeline schedule, so that 1F1B has one model chunk per stage. False: the schedule follows
-    from a number of chunks, and is called 1F1B however many these are."""
+    """A launch names its pipeline schedule, so that 1F1B means one model chunk per stage. False: the number of chunks
+    determines the schedule, which is called 1F1B in any case."""
     stages_by_cost: bool = False
     """Pipeline stages are cut by the multiplications of layers and head instead of the number of layers."""
     selective_layers: bool = False
@@ -260,7 +261,7 @@ class LaunchDefaults:
     """The share of layers that `selective` recomputes if the launch does not state it; 0 if unknown, when `selective`
     has the meaning of `Layout`."""
     fp8_flash_attention: bool = True
-    """Fused attention with products in 8 bits (Transformer Engine has its own kernel for it)."""
+    """Whether fused attention is used with 8-bit products (Transformer Engine has a kernel for it)."""
     bf16_grad_dtype: str = ""
     """Element type of bf16 gradients, which narrower products have too; empty: `grad_dtype`."""
     optimizer: str = "adam"
@@ -275,6 +276,6 @@ class LaunchDefaults:
     vocab_multiple: int = 1
     """The vocabulary is padded to a multiple of this times `tp` (what readers of launch files do with it)."""
     length_bin_tokens: int = 0
-    """Width of the bins into which its loader sorts the sequences of an encoder's pre-training by length; a batch comes
-    from one bin and is padded to the bin's end. Data of the shortest length that models are pre-trained with
-    (128 tokens) are not sorted. 0: nothing is sorted, or nobody knows."""
+    """Width in tokens of the bins by which the loader sorts sequences for pre-training encoders; a batch comes from one
+    bin and is padded to the end of the bin. Data of the shortest usual length (128 tokens) are not sorted. 0: sequences
+    are not sorted, or it is unknown."""

@@ -69,7 +69,7 @@ SCHEDULES: Final = (
     "zb-h2",
     "zb-v",
 )
-"""Schedules of this package, for whoever only lists them: `perfmodel.schedule` has them and takes long to import."""
+"""Names of all schedules, listed here because importing `perfmodel.schedule` takes long."""
 SCHEDULE_ALIASES: Final = {
     "dapple": "1f1b",
     "pipedream-flush": "1f1b",

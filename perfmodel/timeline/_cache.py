@@ -60,7 +60,7 @@ _NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16,
 def code_digest(*names: str) -> str:
     """A hash of the sources of packages and modules.
 
-    What they work out may be kept on disk only for the very same code, and stays valid whatever becomes of the rest.
+    Cached results of these modules are valid for exactly this code, whatever changes elsewhere.
     """
     digest = hashlib.sha256()
     for name in names:
@@ -93,8 +93,8 @@ def _keyed(key: str) -> str:
 def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
     """Load the structure `key` and its compiled form from disk, or build them.
 
-    A file that is missing, damaged or of other code is rebuilt and replaced without a word, and a
-    cache that cannot be written is done without. Those used least recently make room (`cache_limit_bytes`).
+    Files that are missing, damaged or made by other code are rebuilt silently, and the cache is skipped if it cannot be
+    written. The least recently used files are deleted to keep to `cache_limit_bytes`.
 
     Args:
         key: equal for equal structures only, now and in later runs (`ProgramSpec.key()`).

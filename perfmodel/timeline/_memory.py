@@ -58,7 +58,7 @@ def memory(
 ) -> MemoryTimeline:
     """Compute memory over time: an op allocates at its start and frees at its end, once per micro-batch.
 
-    At equal times bytes are given back before others are taken: what ends makes room for what starts.
+    At equal times, bytes are freed before others are allocated.
 
     Args:
         timeline: `alloc` and `free` of its structure name the memory class of each op (global stage + 1, 0 for none).

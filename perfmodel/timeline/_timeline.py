@@ -56,7 +56,7 @@ class Timeline:
         return 1 - float(self.device_busy_s().sum()) / (self.structure.devices * self.makespan_s)
 
     def critical_path(self) -> Int[np.ndarray, " path"]:
-        """Ops whose delay delays the step, from the first to the last; ties as in `makespan`."""
+        """Ops on the critical path, from the first to the last; ties as in `makespan`."""
         # Of an op's predecessors the one that lets it start last releases it, in a tie the first.
         first_released_s, second_released_s = _released_s(self.structure, self.end_s, self.durations_s).T
         first_pred, second_pred = self.structure.pred.T

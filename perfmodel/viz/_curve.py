@@ -27,7 +27,7 @@ _LEAST_SPAN = 0.1
 def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
     """Draw one panel for all parameters swept as multiples, and one for each other parameter.
 
-    Of a delay, up to where the step does not feel it.
+    The panel of a delay marks how long a delay the step hides.
 
     Raises:
         PerfModelError: no curve.

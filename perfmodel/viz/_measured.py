@@ -255,8 +255,8 @@ def draw_comparison(
 ) -> "Figure":
     """Draw two timelines with one row per device: computations above, communication and copies below.
 
-    Both begin with their first computation. Of a measured trace of several steps the first is drawn. Kernels of one
-    pass with no gap that could be seen are one box.
+    Both begin with their first computation, and only the first step of a measured trace is drawn. Kernels of one pass
+    without visible gaps are drawn as one box.
     """
     from matplotlib.patches import Patch
 

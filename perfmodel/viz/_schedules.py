@@ -42,8 +42,8 @@ def draw_schedules(
 ) -> "Figure":
     """Draw one panel per schedule on a common time scale: a row per device, a box per pass with its micro-batch.
 
-    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles say the makespan of what is
-    drawn; with a schedule's facts also the steady interval, where steps overlap, and the bubble of a step.
+    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles give the makespan of the drawn
+    passes and, if the schedule's facts are given, the bubble of a step and the steady interval of overlapping steps.
 
     Raises:
         PerfModelError: no schedules, or passes that take no time.

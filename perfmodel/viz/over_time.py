@@ -33,7 +33,7 @@ def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
     """One line per pipeline rank, from dark (first) to light (last), under the device's capacity.
 
     With more micro-batches than can be distinguished, the highest use in every few points of width is drawn; the axis
-    says so. Of more than 16 ranks some at equal distances, and the fullest.
+    says so. With more than 16 ranks, a regular selection and the fullest rank are drawn.
 
     Raises:
         PerfModelError: the prediction holds no timeline.

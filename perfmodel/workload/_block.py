@@ -125,8 +125,8 @@ class ActivationBytes:
     none: float
     """All that backward reads."""
     selective: float
-    """Without what the modules that are repeated free: the core of attention (Korthikanti section 5), or those that the
-    job names (`Job.recompute_modules`)."""
+    """All except activations of the recomputed modules: core attention (Korthikanti section 5), or the job's
+    `recompute_modules`."""
     full: float
     """The block's input alone."""
 
@@ -140,7 +140,7 @@ class BlockOps:
     """
 
     name: str
-    """Name shown to people; nothing is decided by it."""
+    """Name for display only."""
     forward: Kernels
     is_layer: bool = True
     """Whether a pipeline may be cut before and after the block; embeddings and heads stay with a neighbouring layer."""

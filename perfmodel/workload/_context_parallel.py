@@ -51,8 +51,8 @@ def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
 def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     """The undivided attention that `op` is a part of.
 
-    Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None of any other
-    operation, and if the model itself has attention over less than a sequence.
+    Parts are those of a context-parallel rank, a step of its ring or a slice of a sequence. None for other operations,
+    and for models whose own attention covers less than a sequence.
     """
     if (
         not isinstance(model, Transformer)

@@ -41,63 +41,63 @@ LATENT: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Sizes of multi-head latent attention, which all configurations call the same."""
 OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
-"""Sizes of these tables that are none where a configuration leaves them out."""
-_WINDOW_HEADS: Final = "its attention in the window has other numbers of heads than full attention"
-_HEAD_GATES: Final = "each head of its attention has a gate of its own"
-_STREAMS: Final = "its residual streams are several, and mixed in every layer"
+"""Sizes that are absent from the model if a configuration leaves them out."""
+_WINDOW_HEADS: Final = "its windowed attention and its full attention have different numbers of heads"
+_HEAD_GATES: Final = "each of its attention heads has a gate"
+_STREAMS: Final = "it has several residual streams, which every layer mixes"
 _SHARED_BLOCK: Final = "one attention block is shared by several layers, with adapters for each"
-_INKLING: Final = "its queries, keys and sub-layers pass convolutions, and positions have projections of their own"
-_XLM: Final = "its attention and feed-forward are those of XLM, with tables for languages"
-_BLOCK_TABLES: Final = "its embeddings of places on a page are tables beside those of tokens"
-_LOCAL_PROJECTIONS: Final = "tokens that all others see have projections of their own"
-_SOUND: Final = "it has a model of sound beside its language model, and its configuration does not say which is which"
+_INKLING: Final = "it applies convolutions to queries, keys and sub-layers, and projects positions separately"
+_XLM: Final = "it has the attention and feed-forward of XLM, and embeddings of languages"
+_BLOCK_TABLES: Final = "it adds embeddings of positions on the page"
+_LOCAL_PROJECTIONS: Final = "its global tokens have separate projections"
+_SOUND: Final = "it has an audio model and a language model, and its configuration does not say which is which"
 _SPARSE_T5: Final = "its encoder and decoder have experts in some of their layers"
 REASONS: Final[Mapping[str, str]] = {
     # --- decoders ---
-    "axk2": "its norms have gates of low rank, and its latent attention a gate",
+    "axk2": "its norms have low-rank gates, and its latent attention has a gate",
     "bailing_hybrid": "its linear attention has a gate and a decay for every channel",
-    "blt": "it has models of bytes before and behind the stack",
+    "blt": "byte-level models precede and follow its layers",
     "cohere2_moe": "its experts run beside attention, on one norm",
-    "cohere_compass": "its layers are those of Cohere, with other kinds of attention",
+    "cohere_compass": "it has the layers of Cohere, but other kinds of attention",
     "cpmant": "its scores have a learned bias for pairs of segments",
     "deepseek_v4": "its layers attend to compressed keys, and residual streams are mixed",
-    "diffllama": "its attention is the difference of two",
-    "doge": "its attention has a mask that it learns, and its residuals have weights",
+    "diffllama": "its attention is the difference of two attentions",
+    "doge": "it learns its attention mask, and weights its residuals",
     "dory": "it has no norms: scales of its projections and residuals are trained instead",
     "dots3_note": _HEAD_GATES,
-    "gemma3n": "its layers have embeddings of their own, and several residual streams",
-    "gemma4": "its full attention has heads of another size than that in the window",
-    "gemma4_assistant": "its full attention has heads of another size than that in the window",
-    "gemma4_unified": "its full attention has heads of another size than that in the window",
-    "gemma4_unified_assistant": "its full attention has heads of another size than that in the window",
-    "gpt_neox_japanese": "only its last layer has a bias behind attention",
+    "gemma3n": "every layer has its own embeddings, and there are several residual streams",
+    "gemma4": "the heads of its full attention and of its windowed attention differ in size",
+    "gemma4_assistant": "the heads of its full attention and of its windowed attention differ in size",
+    "gemma4_unified": "the heads of its full attention and of its windowed attention differ in size",
+    "gemma4_unified_assistant": "the heads of its full attention and of its windowed attention differ in size",
+    "gpt_neox_japanese": "only its last layer has a bias after attention",
     "hrm": "its layers run several times, in two loops",
     "hy_v4": _STREAMS,
     "inkling": _INKLING,
     "inkling2": _INKLING,
     "inkling2_loop": _INKLING,
-    "jetmoe": "the projections of its attention are experts",
+    "jetmoe": "its attention projections are experts",
     "kimi_linear": "its linear attention has gates and decays of low rank",
     "laguna": _HEAD_GATES,
     "lfm3": _HEAD_GATES,
     "mimo_v2_flash": _WINDOW_HEADS,
-    "minimax": "its lightning attention has a decay per head and a gate that no mixer here has",
-    "moshi": "it predicts several streams of sound with a second model",
+    "minimax": "its lightning attention has a decay per head and a gate, which are not supported",
+    "moshi": "a second model predicts several audio streams",
     "nemotron-nas": "its layers have feed-forwards of different sizes",
     "phi4_multimodal": "it has adapters for images and for speech in every layer",
     "qwen4_exp": _STREAMS,
-    "recurrent_gemma": "its recurrent blocks are no mixer that is known here",
+    "recurrent_gemma": "its recurrent blocks are not supported",
     "rwkv": "its layers mix tokens without attention",
     "step3p5": _WINDOW_HEADS,
-    "xlnet": "its positions have projections of their own, and there are two streams of attention",
-    "xlstm": "its cells are no mixer that is known here",
+    "xlnet": "it projects positions separately, and has two streams of attention",
+    "xlstm": "its recurrent cells are not supported",
     "zamba": _SHARED_BLOCK,
     "zamba2": _SHARED_BLOCK,
-    "zaya": "its attention mixes queries and keys by convolutions, and its router is a network",
+    "zaya": "convolutions mix its queries and keys, and its router is a neural network",
     # --- encoders ---
-    "bert-generation": "it has BERT's layers without its pooler, and a head with a bias alone",
-    "convbert": "half of its heads are convolutions",
-    "deberta": "its positions have projections of their own in every layer",
+    "bert-generation": "it has BERT's layers without the pooler, and its head adds only a bias",
+    "convbert": "convolutions replace half of its attention heads",
+    "deberta": "every layer projects positions separately",
     "esmc": "its norms and projections are those of ESM C, which differ from ESM-2's",
     "flaubert": _XLM,
     "fnet": "its layers mix tokens by Fourier transforms",
@@ -105,24 +105,24 @@ REASONS: Final[Mapping[str, str]] = {
     "layoutlm": _BLOCK_TABLES,
     "longformer": _LOCAL_PROJECTIONS,
     "led": _LOCAL_PROJECTIONS,
-    "luke": "entities have tables and projections of their own beside words",
-    "mobilebert": "its layers are narrower inside than between, with several feed-forwards each",
+    "luke": "entities have separate embeddings and projections",
+    "mobilebert": "its layers are narrower than its residual stream, and have several feed-forwards each",
     "mra": "its attention is an approximation that sees a part of the keys",
     "nystromformer": "its attention is an approximation that sees a part of the keys",
     "perceiver": "its layers attend from a fixed number of latent vectors",
     "reformer": "its layers are reversible, and attention sees hashed neighbours",
-    "rembert": "its head is wider than its table of tokens",
-    "roc_bert": "tables of shapes and sounds of characters stand beside that of tokens",
+    "rembert": "its output head is wider than its token embedding",
+    "roc_bert": "it adds embeddings of the shapes and sounds of characters",
     "squeezebert": "its projections are grouped convolutions",
-    "tapas": "its embeddings of rows, columns and ranks are tables beside those of tokens",
+    "tapas": "it adds embeddings of rows, columns and ranks",
     "ultrabert": "its head is divided into two products of low rank",
     "xlm": _XLM,
     "xmod": "every layer has an adapter for each language",
     "yoso": "its attention is an approximation that sees a part of the keys",
     # --- encoders and decoders ---
-    "bigbird_pegasus": "its encoder attends to blocks, with norms and biases of another placement than Pegasus",
+    "bigbird_pegasus": "its encoder attends to blocks, and places norms and biases differently from Pegasus",
     "encoder-decoder": "it names two models; give the configuration of one of them",
-    "fsmt": "its two vocabularies have tables of their own",
+    "fsmt": "its two vocabularies have separate embeddings",
     "nllb-moe": _SPARSE_T5,
     "pegasus_x": "its encoder attends to blocks and to global tokens",
     "prophetnet": "it predicts several tokens at once, by streams of attention",

@@ -221,8 +221,8 @@ def network_level(
 def stated_network(name: str, as_stated: str) -> tuple[Network, tuple[str, ...]]:
     """Merge two descriptions of a network, and list their contradictions.
 
-    The one that says more of adapters and rates counts, the first where both say as much; a name that it leaves out is
-    the other's.
+    The description with more detail on adapters and rates is used, or the first if both have as much. A name that it
+    lacks comes from the other.
     """
     first, second = read_network(name), read_network(as_stated)
     if first.absent:

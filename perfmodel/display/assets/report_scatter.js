@@ -80,7 +80,7 @@ function paintScatter() {
   if (state.kept >= 0) ring(state.kept, "--kept", 7);
   ring(state.chosen, "--text", 7);
   document.querySelector("#scatter figcaption").textContent = edge.length
-    ? `line: the Pareto front, ${edge.length} layouts that no other beats in both` : "";
+    ? `line: the Pareto front, ${edge.length} layouts with no other better in both` : "";
 }
 
 function near(event) { // the shown layout under the pointer, -1 for none

@@ -34,7 +34,8 @@ class LaunchFormat:
     frameworks: tuple[str, ...]
     """Names of the frameworks that are launched with it, the usual one first."""
     marks: tuple[str, ...]
-    """Keys (patterns) of which every file of this format has one and no other format's has."""
+    """Keys (patterns) that identify the format: each of its files has one of them, and no file of another format has
+    any."""
     table: tuple[Rule, ...]
     harmless: tuple[str, ...]
     """Keys (patterns) that do not affect the time or memory of a step, or that every run sets alike."""

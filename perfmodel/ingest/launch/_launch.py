@@ -79,7 +79,7 @@ class Launch:
     def problem(self, cluster: Cluster | str) -> Problem:
         """The file's model and job on a cluster; with the layout, all that a prediction or a search needs.
 
-        What of the job the file does not say is as the framework has it.
+        The framework's defaults complete the job.
 
         Raises:
             LaunchFileError: the file leaves the model or the batch open.

@@ -46,8 +46,8 @@ from perfmodel.ingest.launch.shell import SHELLS
 from perfmodel.spec import Layout, Model
 
 FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BRIDGE, DEEPSPEED, TORCHTITAN)
-"""All formats that are read and written; of those of one syntax the first that recognises a file reads it. Those of
-fine-tuning front ends (`FINETUNING`) and levanter are only read, and come before them."""
+"""All formats that are read and written. Among formats of one syntax, the first that recognises a file reads it.
+Formats of fine-tuning front ends (`FINETUNING`) and levanter are tried first, and are only read."""
 LARGEST_BYTES: Final = 4_000_000
 """Size of a launch file at most."""
 _SYNTAXES: Final[dict[str, Syntax]] = {

@@ -301,8 +301,8 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
 def _own_program(settings: Mapping[str, Any]) -> Fields:
     return {
         "note.program": (
-            f"the arguments of {settings[OWN_PROGRAM]} mean what they are called: its batch size is that of a device "
-            "and pass, and it trains the model that it names in full length"
+            f"perfmodel does not know {settings[OWN_PROGRAM]} and takes its arguments at their usual meaning: batch "
+            "size per device and pass, and sequences of full length"
         )
     }
 

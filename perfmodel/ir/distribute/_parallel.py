@@ -134,9 +134,9 @@ def _batch(program: Program, parts: int) -> dict[str, Sharding]:
 def megatron_axes(program: Program) -> Program:
     """The program with the `tensor_axis` of every weight as Megatron-LM slices them (Shoeybi et al. 2019, section 3).
 
-    Weights are met in program order: of a product whose left operand is sliced along what is summed, the rows are
-    sliced, of any other the columns; biases and gains as what they are applied to; tables of embeddings by rows, where
-    tokens are data.
+    Weights are handled in program order. If the left operand of a product is sliced along the summed axis, the weight
+    is sliced by rows, otherwise by columns. Biases and gains are sliced like the value that they are applied to, and
+    embedding tables by rows if tokens are data.
     """
     types = program.types
     # One walk in program order with the sharding so far. A weight that is already decided keeps its axis: a tied head

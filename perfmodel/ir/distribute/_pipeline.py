@@ -43,9 +43,9 @@ def pipeline(
     that needs them, when the pass that makes them ends. Gradients and the loss are accumulated in the
     schedule's order; where a stage sits on several devices, they are summed over these.
 
-    A schedule that updates weights on the way has one update of each stage where it says so, with the mean gradient of
-    the micro-batches since the last; every pass takes the version of the weights that the policy chooses. Its program
-    returns no gradients, and the loss is the mean over the versions that it was computed with.
+    A schedule that updates weights before the step ends states where each stage is updated. An update uses the mean
+    gradient of the micro-batches since the last update, and the policy chooses the version of the weights for each
+    pass. Such a program returns no gradients; its loss is the mean over the versions of the weights.
 
     Args:
         program: tagged by phase and layer; for a schedule of slices cut by `sequence_slices` into as many.

@@ -16,10 +16,10 @@ _SEQUENCE: Final = Sharded(1)
 def sequence_slices(program: Program, count: int) -> Program:
     """Divide every pass into `count` slices of the sequence: forwards in order, backwards in reverse.
 
-    The rules are those of parallel devices, with time in the place of space, but for causal attention: the queries of a
-    slice see the keys and values of this slice and those before, whose gradients the backward passes of later slices
-    leave behind, to be accumulated. What slices share, as positions, each takes its part of. A slice is noted as the
-    `micro_batch` of its instructions' tags, which `pipeline` reads.
+    Slices follow the rules of parallel devices, one after another in time. Causal attention is the exception: the
+    queries of a slice see the keys and values of this slice and of earlier ones, and the gradients of keys and values
+    are accumulated over the backward passes of later slices. Each slice takes its part of shared values such as
+    positions. The `micro_batch` of an instruction's tag holds the number of the slice, which `pipeline` reads.
 
     Args:
         program: on one device, tagged by phase; data are [batch, sequence, ...].

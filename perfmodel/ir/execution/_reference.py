@@ -109,7 +109,7 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
 def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
     """Inputs perturbed by less than a unit in the last place, to estimate rounding errors.
 
-    Rounding inside a deep program grows on its way to the outputs as that of its inputs does.
+    Rounding errors inside a deep program grow towards the outputs as those of its inputs do.
     """
     # A program is right if its outputs differ from the reference by no more than these inputs make them differ.
     rng = np.random.default_rng(seed)

@@ -28,7 +28,7 @@ class KernelRow:
     bytes: float
     """Read and written by one execution."""
     source: str
-    """Name in the imported program; a fused chain is named by its ops."""
+    """Name in the imported program; a fused chain has the names of its ops."""
     count: float = 1.0
     """Executions."""
 
@@ -53,8 +53,8 @@ class CollectiveRow:
     def on(self, cluster: Cluster) -> Collective:
         """The collective on a cluster whose devices are numbered node by node, in the order of the ranks.
 
-        Of groups that lie differently in the network the one that spans most nodes is taken: the slowest
-        decides when all go on.
+        If the groups lie differently in the network, the one that spans most nodes is used, because all ranks wait for
+        the slowest group.
 
         Raises:
             PerfModelError: a rank that the cluster does not have.

@@ -38,8 +38,8 @@ def torch_program(
         module: an `nn.Module`, or an `ExportedProgram` (then without `args` and `kwargs`).
         args, kwargs: example arguments; samples along the first axis of tensors.
         values: of tensor arguments (by parameter name) that shapes or masks depend on; a number fills the shape.
-        ranks: of how many ranks, which call its collectives together, the module is one. Its program then stands for
-            all of them: it is simulated as they are, and `rank_program` writes them all down.
+        ranks: number of ranks that call the module's collectives together. The program then represents all of them:
+            simulations treat them alike, and `rank_program` writes them all down.
 
     Raises:
         PerfModelError: the extra is not installed, a module that cannot be exported, an unknown argument, a buffer
@@ -79,8 +79,9 @@ def rank_program(
     """Extend one rank's program of a tensor-parallel module to all ranks.
 
     A stage of Megatron-LM holds this rank's part of the weights and calls collectives on its tensor-parallel group; all
-    ranks run the same code. `torch.export` keeps the collectives in their functional form. What a rank computes from
-    its own number (a vocabulary's offset) is taken for that of all, so stages with such code come out wrong.
+    ranks run the same code. `torch.export` keeps the collectives in their functional form. Values that a rank computes
+    from its own number (an offset into the vocabulary) are assumed to be equal on all ranks, so stages with such code
+    are translated wrongly.
 
     Args:
         module, args, kwargs, values, name: as for `torch_program`; weights and arguments are those of this rank.

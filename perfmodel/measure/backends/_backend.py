@@ -261,7 +261,7 @@ MOST_COLLECTIVES: Final = 1 << 16
 
 
 class KernelBeside:
-    """Sampler of a kernel on all ranks of a group, beside as many collectives as outlast each sample."""
+    """Sampler of a kernel on all ranks of a group, while enough collectives run to outlast each sample."""
 
     def __init__(self, group: RankGroup, point: Point, meter: Meter) -> None:
         self._group, self._point, self._meter = group, point, meter
@@ -287,7 +287,7 @@ class KernelBeside:
 def check_device(planned: str, accelerator: str | None) -> None:
     """Refuse to write rows of one device under the name of another.
 
-    Devices that no catalog knows are their planner's to name; those it knows must be found.
+    A device outside the catalog may have any name in the plan; a device of the catalog must be the one that is found.
 
     Args:
         planned: the plan's `device`.

@@ -137,7 +137,7 @@ class RankGroup:
     def sample_kernel(self, op: KernelOp, calls: int, collectives: int, meter: Meter) -> tuple[Sample, bool]:
         """Run calls of a kernel on all ranks while so many of the loaded collectives run.
 
-        The slowest rank's time counts. Also told is whether the collectives outlasted the kernel on every rank.
+        The slowest rank's time counts. The result also says whether the collectives outlasted the kernel on every rank.
         """
         before = self._readings(meter)
         answers = self.ask("time_kernel", op, calls, collectives)
@@ -280,10 +280,10 @@ def transfer_time_s(
 ) -> Float[np.ndarray, " calls"]:
     """Seconds of every point-to-point transfer: the shorter of its send and receive call.
 
-    A transfer begins when the later of the two calls is launched and ends when both return, so that the call that
-    was launched first contains its waiting for the other; the shorter holds the transfer alone (DistSim section
-    4.2, after dPRO). Each side's clock is read for its own calls only: the clocks need not agree. Where both sides send
-    and receive at once, as neighbouring stages of 1F1B, either call is both.
+    A transfer begins when the later of the two calls is launched and ends when both return, so that the call that was
+    launched first contains its waiting for the other; the shorter holds the transfer alone (DistSim section 4.2, after
+    dPRO). Each side's clock is read for its own calls only: the clocks need not agree. If both sides send and receive
+    at once, as neighbouring stages of 1F1B do, each call is both a send and a receive.
 
     Args:
         send_s: start and end of every send call on the sender's clock.

@@ -229,7 +229,7 @@ class RankProcess:
         return self._pipe.recv()
 
     def end(self, grace_s: float) -> None:
-        """Wait for the rank's end, then bring it about."""
+        """Wait for the rank to end, then end it by force."""
         # A rank stuck in a collective does not heed a polite signal.
         self.process.join(grace_s)
         if self.process.is_alive():

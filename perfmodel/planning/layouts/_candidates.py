@@ -51,8 +51,8 @@ class Candidates:
     def distinct(self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]) -> Int[np.ndarray, " kept"]:
         """Positions of layouts that are not equivalent to one earlier in the order of preference.
 
-        Layouts are one where they differ only in what they recompute or offload, which costs time and serves to fit;
-        or in options that change nothing: of the same degrees, micro-batch and pipeline at the same price.
+        Layouts are equivalent if they differ only in recompute or offload, which cost time and save memory, or in
+        options without effect: same degrees, micro-batch and pipeline, and equal prices.
         """
         seen: set[Hashable] = set()
         places = []
@@ -91,8 +91,8 @@ class Candidates:
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
         """Mark layouts that cannot be faster than a variant that fits and recomputes or offloads less.
 
-        Recomputing more only lengthens backward passes, and offloading only adds transfers to wait for, in an otherwise
-        equal program; the end of a program is monotone in its durations and in what it waits for.
+        In an otherwise equal program, more recomputation only lengthens backward passes, and offloading only adds
+        transfers. A program never ends earlier with longer durations or more waits.
         """
         starts = self.starts
         grid_of_layout = np.searchsorted(starts, numbers, side="right") - 1

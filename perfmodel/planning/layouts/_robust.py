@@ -30,14 +30,15 @@ TIE: Final = 0.05
 class Robustness:
     """Robustness of ranked layouts to prediction errors.
 
-    Log step times are a mixture of joint normals about the predictions (`joint_errors`): what two layouts spend alike
-    on the same family of ops cancels between them, so that they may differ surely though their intervals overlap.
+    Log step times are a mixture of joint normals around the predictions (`joint_errors`). Errors of op families on
+    which two layouts spend the same time cancel in their difference, so that one can be faster for certain although the
+    intervals overlap.
     """
 
     better: Float[np.ndarray, "layouts layouts"]
     """Probability that the layout of the row is better than that of the column."""
     best: Float[np.ndarray, " layouts"]
-    """Probability to be the best of these."""
+    """Probability that each layout is the best of these."""
     regret: Float[np.ndarray, " layouts"]
     """Expected loss against the best of these layouts, as a share of the slower of both, so that no unlikely site
     dominates."""

@@ -75,7 +75,7 @@ def print_pareto(console: "Console", front: "ParetoFront") -> None:
     for values, p in zip(front.values.tolist(), front.layouts, strict=True):
         cells = [_quantity(name)[1](value) for name, value in zip(front.objectives, values, strict=True)]
         rows.append((*cells, p.layout_notation))
-    console.print("layouts that no other beats in everything")
+    console.print("Pareto front: no other layout is better in every objective")
     layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
     console.print(
         f"{front.evaluated:,} layouts scored by full schedule evaluation, {front.feasible:,} fit, "

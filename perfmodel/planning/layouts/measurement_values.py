@@ -27,8 +27,8 @@ from perfmodel.prediction.sites import CLASSES, KERNEL_FACTORS, SitePrior, class
 TOLD: Final = tuple(name for name in CLASSES if name != "other")
 """Classes of events whose seconds a profile shows; the rest follows from them and the step."""
 KINDS: Final = ("run", "profile", "two runs")
-"""Kinds of measurements. Of those that save alike the first is ranked first: it takes no profiler, and the machine
-once."""
+"""Kinds of measurements. Among measurements of equal value the first kind is ranked first: it needs a single run and no
+profiler."""
 _ALIKE: Final = 0.01
 """Share of the present regret within which savings are alike."""
 
@@ -113,8 +113,8 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     """Value a run of each layout, pairs of runs, and a profile, by how much they help to choose the fastest layout.
 
     Args:
-        problem: that the predictions are of. With parameters fitted to runs already, further runs alone are weighed:
-            `fit_profile` starts from the tables again.
+        problem: that the predictions are of. If parameters were already fitted to runs, only further runs are valued,
+            because `fit_profile` would start from the tables again.
         predictions: that are chosen from, as a search ranks them.
     """
     # The signal is what layouts' errors have in common with each other and with later runs. Noise
@@ -284,8 +284,8 @@ def expected_least(
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
     """Return the expected minimum of mean + drawn, and each layout's probability to be the minimum.
 
-    The draws are mirrored, so that what all layouts share cancels, and the least is never expected above that of
-    `mean`.
+    Draws come in mirrored pairs, so that shifts common to all layouts cancel and the expected minimum never exceeds the
+    minimum of `mean`.
     """
     both = mean + np.concatenate([drawn, -drawn])
     least = float(both.min(axis=1).mean())

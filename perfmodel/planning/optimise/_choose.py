@@ -33,7 +33,7 @@ class Chosen:
 def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous: int = 0) -> Chosen:
     """Choose the method for a space of `combinations` discrete choices and `continuous` real unknowns.
 
-    The rules are what `validate/optimise.md` measures: the relaxation is taken only where it wins.
+    The rules follow the measurements in `validate/optimise.md`: the relaxation is used only where it wins.
 
     Args:
         combinations: discrete members, not counting ways to cut layers into stages.

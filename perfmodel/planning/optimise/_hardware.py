@@ -98,9 +98,9 @@ def design_hardware(
     """Find the factors on the machine's parameters that make the runs fastest within the budget.
 
     Minimises the weighted geometric mean of step times subject to sum of price * multiple <= budget, by sequential
-    quadratic programming (SLSQP) with the timeline's gradient; the events of a run are priced anew on every machine,
-    as `perfmodel whatif` has it: between a quarter and eight times today's rates the laws by which
-    `perfmodel.step_time_function` goes on from today's slopes would not do.
+    quadratic programming (SLSQP) with the timeline's gradient; the events of a run are priced again on every machine,
+    as `perfmodel whatif` does, because the extrapolation of `perfmodel.step_time_function` from today's slopes is too
+    coarse between a quarter and eight times today's rates.
 
     Args:
         runs: training runs, on any clusters.

@@ -326,7 +326,7 @@ def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[s
     return Certificate(
         min(base_costs.lower_bound_s(batch.spec, live) for base_costs in costs.values()),
         "sum of stages + (m - 1) slowest stage",
-        f"what every order of passes needs, least over all {orders}partitions by dynamic programming",
+        f"lower bound for any order of passes, minimised over all {orders}partitions by dynamic programming",
     )
 
 

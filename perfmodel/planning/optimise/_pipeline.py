@@ -157,11 +157,11 @@ def _sends(costs: Sequence[StageCosts]) -> Float[np.ndarray, "kinds stages 1 cut
 def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     """A cheap, loose lower bound of the step time over all partitions and orders of kinds of nodes.
 
-    The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
-    as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
-    fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but w that the slowest rank
-    computes, of which it has done forwards before its first backward (`KindCosts.lower_bound_s`). 0 where passes may
-    overlap.
+    Suppose n_k ranks are of kind k, which takes at least rho_k times as long for any block as the fastest kind for that
+    block. Then the slowest rank is busy for at least W / sum(n_k / rho_k), where W is the time of all passes on the
+    fastest kinds. In a pipeline with a flush, one micro-batch also passes through all stages while the slowest rank has
+    nothing to compute, except for the w micro-batches whose forward it runs before its first backward
+    (`KindCosts.lower_bound_s`). The bound is 0 if passes may overlap.
     """
     (layout_batch,) = layout_batches(problem, [base])
     spec = layout_batch.spec

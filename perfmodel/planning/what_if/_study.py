@@ -171,9 +171,9 @@ def whatif(
 def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
     """Compute the step time before and after, and the sensitivity to each parameter of the machine.
 
-    Sensitivities are central differences of this very step, and not gradients of `perfmodel.step_time_function`: here
-    kernels follow the roofline when the machine changes (`ScaledKernels`), there the cost models, for which a measured
-    kernel stays what was measured; and delays and slow ranks are no parameters of that function.
+    Sensitivities are central differences of this step, not gradients of `perfmodel.step_time_function`. Here kernels
+    follow the roofline when the machine changes (`ScaledKernels`); there they follow the cost models, in which a
+    measured kernel keeps its time. That function also has no parameters for delays and slow ranks.
 
     Args:
         problem: model, job, cluster and cost models as they are.

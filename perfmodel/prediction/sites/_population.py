@@ -44,13 +44,13 @@ from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model
 UNKNOWNS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "framework_unnamed": "no framework is named (0 or 1)",
-        "framework_unseen": "a framework is named of which the record has no run (0 or 1)",
+        "framework_unseen": "the record has no run of the named framework (0 or 1)",
         "device_unseen": "the record has no run on this generation of devices (0 or 1)",
         "year_unseen": "the record has no run of this year's software (0 or 1)",
         "model_unseen": "the record has no run of this kind of model (0 or 1)",
         "settings_unstated": "share of the run's settings that had to be assumed",
         "extrapolated": "share of the critical path that is timed beyond what was measured",
-        "contradictions": "how much what is said of the run contradicts itself (0 to 1)",
+        "contradictions": "how far statements about the run contradict each other (0 to 1)",
     }
 )
 """Drivers of the width, and what each counts."""
@@ -246,7 +246,7 @@ class SitePrior:
     coverage: Coverage
     """Model that scales half-widths to intervals that hold 90 % of the runs of left-out teams."""
     unknown: Mapping[str, float]
-    """Amount of each driver of `coverage` before any of a run's settings is known."""
+    """Value of each driver of `coverage` before the settings of a run are known."""
     doubt: float
     """Noise inflation: multiplies the noise variance of known runs when others are predicted from them, so that a few
     runs seldom make a site's predictions worse."""
@@ -291,7 +291,7 @@ class SitePrior:
     ) -> LogInterval:
         """The 90 % interval of a time that is composed of events, and its sources.
 
-        Whatever composes a time from events has its interval from here: steps, requests to a server, imported programs.
+        All times that are composed of events get their interval here: steps, requests to a server, imported programs.
 
         Args:
             shares: shares of the time by class.

@@ -47,7 +47,7 @@ class Site:
     population: SitePopulation | None = None
     """Priors of sites before any of their runs. None: fitted to all published sources, and read when first needed."""
     memory: MemorySpread | None = None
-    """How far measured peaks of memory lie from predicted ones. None: as in all published sources."""
+    """Distribution of measured over predicted memory peaks. None: that of all published sources."""
     unstated: float = 0.0
     """Share of the run's settings that are not stated."""
     contradictions: float = 0.0

@@ -88,8 +88,8 @@ def share_a_team(source: str, other_source: str) -> bool:
 def source_of_submitter(source: str, submitter: str) -> str:
     """Name of the part of a source that a submitter measured.
 
-    The rounds of a benchmark hold the runs of many submitters. Those whose other runs are known, as sources of their
-    own, are told apart: `MLPerf Training v5.0 (NVIDIA)`. All others stay one source.
+    The rounds of a benchmark hold the runs of many submitters. Submitters that also have sources of their own are
+    separate parts: `MLPerf Training v5.0 (NVIDIA)`. All others are one source.
     """
     if not submitter:
         return source
@@ -135,8 +135,8 @@ def sustained(without: str = "") -> Sustained:
 
     Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
     after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
-    energy of a die were measured. This is what published runs show elsewhere, but for those of the teams of the source
-    `without`.
+    energy of a die were measured. For other devices the slowdown comes from published runs, except those of the teams
+    of the source `without`.
     """
     return sustained_from(source_medians(), without)
 

@@ -81,7 +81,7 @@ def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordi
 # sums over the nodes of Gauss and Hermite.
 
 NODES: Final = (3, 5)
-"""Quadrature nodes of the two scales. The second, of which runs tell more and more, is the wider."""
+"""Quadrature nodes of the two scales. The second scale has more nodes, because further runs keep narrowing it."""
 _MOST_STEPS: Final = 100
 """Steps of Newton's method, at most; some ten are taken, more where some nodes are far narrower than others."""
 
@@ -103,10 +103,11 @@ class OverallFactor(NamedTuple):
 
 
 OVERALL_FACTORS: Final = (OverallFactor(0.95, 0.0), OverallFactor(0.05, 0.5))
-"""Sites as the record has them, and others, which take 0.44 to 2.3 times as long in nine of ten. Assumed: a chance at
-which 2 to 8 runs of a published source predict its others as well as without (means over sources differ by 0.0002 at
-most), and three runs 1.5 times off that agree leave 2 % of it. One run alone agrees with none: it would make the others
-of published sources worse."""
+"""Sites like those of the record, and unusual sites, which take 0.44 to 2.3 times as long in nine of ten cases. The
+chances are assumed: with them, 2 to 8 runs of a published source predict its other runs as well as without this class
+(means over sources differ by at most 0.0002), and three runs that agree on being 1.5 times off leave a probability of 2
+% for a usual site. A single run does not count, because it would make predictions of the other runs of published
+sources worse."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,19 +38,19 @@ def _purpose(fit: PopulationFit) -> str:
     runs = fit.score.runs
     return (
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
-        f"{len(fit.score.sources)} published sources, at most as many of each as the fit draws. Logs are given as per "
-        "cents of the time. What it is for: the step time of a site of which no run is known, its interval, and where "
-        "a user's own runs start from. What it is not: a statement about any single source; runs that share a team are "
-        "left out together."
+        f"{len(fit.score.sources)} published sources, of which the fit draws a limited number each. Standard "
+        "deviations of log times are given in per cent of the time. The model predicts the step time of an unknown "
+        "site with its interval, and is the prior for a user's own runs. It says nothing about a single source; runs "
+        "that share a team are left out together."
     )
 
 
 def _median_sites(fit: PopulationFit) -> list[str]:
     posteriors = fit.parameters[""]["of"]
     return [
-        "The median site of all, of a framework on any architecture, and of an architecture under any framework; of "
-        "both, their logs add, less that of all. The last column: half-width of the 90 % interval of one site's "
-        "factor, averaged over the classes.",
+        "Factors of the median site: of all sites, of a framework on any architecture, and of an architecture under "
+        "any framework. For a framework on an architecture, add the logs of both and subtract the log of all sites. Last "
+        "column: half-width of the 90 % interval of one site's factor, averaged over the classes.",
         _table(
             ("median site of", *CLASSES, "site"),
             (_factors(name, posteriors[name]) for name in _not_both(posteriors)),
@@ -64,36 +64,34 @@ def _spreads(fit: PopulationFit) -> list[str]:
     scatter_of_shared, scatter_of_single = np.exp(hyper["scatter"])
     by_degree = [f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)]
     facts = [
-        f"layouts near one another share {_percent(hyper['near'][0])} (to 1/e after "
+        f"similar layouts share {_percent(hyper['near'][0])} (correlation 1/e after "
         f"{hyper['length'][0]:.1f} doublings)",
-        f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
-        f"the errors of events count {hyper['events'][0]:.2f} times",
+        f"{_percent(hyper['layout'][0])} are specific to a layout, {_percent(hyper['noise'][0])} to a run",
+        f"errors of events are multiplied by {hyper['events'][0]:.2f}",
         *by_degree,
-        f"of what layouts share and of settings and events a site has {scatter_of_shared:.2f} "
-        f"times more or less than the typical one, of what is a layout's or a run's own "
-        f"{scatter_of_single:.2f} times (standard deviations of the logs)",
-        f"half-widths are multiplied by {common['held_given']:.2f} once runs of the site are known "
-        "(but to no more than before them), with which they hold nine tenths of the runs of teams left out, "
-        "every source counting the same",
-        f"the variance of the noise of runs that are known counts {common['doubt']:g} times, with which a few "
-        "of them tell most of the others of sources left out, what they make worse counting twice",
+        f"between sites, these deviations vary by a factor of {scatter_of_shared:.2f} for similar layouts, settings "
+        f"and events, and by a factor of {scatter_of_single:.2f} for single layouts and runs (one standard deviation)",
+        f"once runs of the site are known, half-widths are multiplied by {common['held_given']:.2f} (up to their value "
+        "without runs), so that 90 % of the runs of left-out teams lie inside, with equal weight for each source",
+        f"the noise variance of known runs is multiplied by {common['doubt']:g}, the value with which a few known runs "
+        "improve predictions for left-out sources most (predictions that become worse count twice)",
     ]
     return [
-        "Standard deviations by level, of a factor that all classes share and of a class's own.",
+        "Standard deviations by level: of the factor that all classes share, and of the factor of each class.",
         _table(
             ("level", "all classes", *CLASSES),
             (_level_spreads(hyper, place) for place in range(len(LEVELS))),
         ),
-        f"A site's own, beyond its factors: {'; '.join(facts)}.",
+        f"Standard deviations beyond the factors of a site: {'; '.join(facts)}.",
     ]
 
 
 def _lessons(fit: PopulationFit) -> list[str]:
     return [
-        "`off`: median of log(measured / predicted) by physics alone, and with the other "
-        "teams' model. `level` and `scatter`: variance of what the source's runs have in common, and of how they "
-        "differ, over those of the typical source. `far off`: runs that lost half of their weight. `moves`: by how "
-        "much the median site of everywhere is slower for it and the other sources of its teams.",
+        "`off`: median of log(measured / predicted) by physics alone. `left out`: the same with the model of the other "
+        "teams. `level` and `scatter`: variance of what the source's runs have in common, and of their differences, "
+        "relative to the typical source. `far off`: outliers, which count less than half. `moves`: change of the median "
+        "site of the whole record by the source and the other sources of its teams.",
         _table(("source", "runs", "off", "left out", "level", "scatter", "far off", "moves"), _sources(fit)),
     ]
 
@@ -101,11 +99,10 @@ def _lessons(fit: PopulationFit) -> list[str]:
 def _worth_of_runs(fit: PopulationFit) -> list[str]:
     """Lines on how far known runs of a site help to predict its others."""
     return [
-        "Every source left out with its teams, then given some of its own runs: mean "
-        "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
-        "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
-        "predicted. What bounds it: the error with all other runs of the source known, and, in the last column, with "
-        "the one factor known by which the median of its runs is off.",
+        "Each source is left out together with its teams, and then some of its runs become known. The table gives the "
+        "mean error of its other runs and, in brackets, the share of them inside their 90 % interval and the ratio of "
+        "the interval's ends. Column `physics` uses no model of sites. The last two columns are limits: the error if "
+        "all other runs of the source are known, and if a single factor corrects the median of its runs.",
         _table(
             ("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"),
             _few(fit),
@@ -135,14 +132,14 @@ def _coverage(fit: PopulationFit) -> list[str]:
 
     # Errors of whole groups left out show whether intervals hold where nothing of the kind was
     # seen.
-    driver_texts = [f"{_percent(half)} for all of: {UNKNOWNS[name]}" for name, half in coverage.added.items()]
-    drivers = "; ".join(driver_texts) or "nothing, as nothing that is unknown of a run makes it wider"
+    driver_texts = [f"{_percent(half)} ({UNKNOWNS[name]})" for name, half in coverage.added.items()]
+    drivers = "; ".join(driver_texts) or "nothing, because missing facts do not widen the interval"
     return [
-        f"Half-widths are exp({coverage.base:.2f}) times the model's to the power of {coverage.power:.2f}, and their "
-        f"squares add to those of: {drivers}. "
+        f"Half-widths are exp({coverage.base:.2f}) h^{coverage.power:.2f}, where h is the half-width of the model. "
+        f"Missing facts widen them; their half-widths are added in quadrature: {drivers}. "
         "Fitted to every run with its team left out, and with its whole framework, device generation, year and kind of "
-        "model left out. Facts of frameworks that were looked up with a source's results in view are undone there; "
-        "sources where that is not possible of all facts count half. Every source counts the same.",
+        "model left out. Facts of frameworks that were looked up with a source's results in view are undone for this "
+        "fit; sources for which some of these facts cannot be undone count half. All other sources count equally.",
         _table(("left out", "runs", "inside 90 %", "ends apart", "median error"), rows),
     ]
 

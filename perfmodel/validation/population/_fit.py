@@ -60,8 +60,8 @@ class PopulationFit:
     parameters: dict[str, dict[str, Any]]
     """Values of `perfmodel.prediction.sites.SitePopulation` by the teams left out ("" for none).
 
-    With teams left out the variances, and what is known of frameworks and architectures, are of the others alone; it
-    holds only what their own runs need."""
+    If teams are left out, variances, frameworks and architectures are estimated from the other teams alone, and only
+    entries that the runs of the left-out teams need are stored."""
     score: Score
     state: State
     left_out: Float[np.ndarray, " runs"]

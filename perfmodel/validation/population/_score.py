@@ -32,7 +32,8 @@ LEVELS: Final[tuple[str, ...]] = (
     "site",
 )
 SHARED: Final = LEVELS[:3]
-"""Levels that other sources tell of; the rest is a source's own, and of its frameworks and devices."""
+"""Levels that are learned from other sources; the others are specific to a source, and to its frameworks and
+devices."""
 MOST: Final = 10
 """Runs of a source that are fitted to; every source counts the same however many it has."""
 GIVEN: Final = (1, 3, 8)
@@ -40,11 +41,12 @@ DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
 """Weight of a score given runs, relative to that of a source left out whole."""
 DEGREES_OF_FREEDOM: Final = 5.0
-"""Degrees of freedom of the one scale by which the scatter within a source counts for what others learn. Assumed: the
-record has too few sources to tell."""
+"""Degrees of freedom of the distribution of the scale of the scatter within a source. Assumed, because the record has
+too few sources to fit it."""
 LEVEL_DEGREES_OF_FREEDOM: Final = 1.0
-"""Degrees of freedom of the scale of what all runs of a source have in common. Few sources lie far off as a whole, and
-these very far. Of 1, 3 and one scale for all parts of a source the first predicts sources left out best."""
+"""Degrees of freedom of the distribution of the scale of what all runs of a source have in common. Few sources lie far
+off as a whole, but these lie very far off. Among 1, 3 and a single scale for both parts, 1 predicts left-out sources
+best."""
 LEVEL_SCALES: Final = np.exp(np.linspace(np.log(0.25), np.log(64.0), 25))
 """Scales that are tried."""
 START: Final = {
@@ -59,8 +61,8 @@ START: Final = {
     "noise": [0.03],
     "scatter": [0.3, 0.5],
 }
-"""Standard deviations: of factors that a level gives to every class alike, and to each by itself, relative to one
-another; then as in `SitePrior`."""
+"""Start values of standard deviations: of the factor that all classes share at a level and of the factor of each class,
+relative to each other; then as in `SitePrior`."""
 _LOOSE: Final = {"relative": 0.25, "events": 0.5, "length": 0.5}
 """Standard deviations of the logs of these around the start; 1 of the others. They count as a third of a source."""
 _PRIOR_WEIGHT: Final = 0.3

@@ -27,7 +27,7 @@ def posterior_weights(
 ) -> Float[np.ndarray, " completions"]:
     """Weights proportional to prior times likelihood, which sum to 1.
 
-    Where every likelihood is 0 the evidence contradicts every completion, and the prior is all that is left.
+    If every likelihood is 0, the evidence contradicts all completions and the prior is returned.
     """
     weight = prior * likelihood
     if weight.sum() <= 0:
@@ -43,14 +43,14 @@ def fits_after_tries(
 ) -> float:
     """Probability that one of the first completions that somebody tries fits.
 
-    What is uncertain of the memory of one completion is so of all: they fit one after the other as the unknown part of
-    the need shrinks. Where it leaves a share F of the weight of a group to those that fit, one of n tries does with
-    probability 1 - (1 - F) ** n.
+    The uncertainty of memory is common to all completions: the smaller the unknown part of the need, the more of them
+    fit. If completions with a share F of a group's weight fit, at least one of n tries fits with probability 1 - (1 -
+    F) ** n.
 
     Args:
         weight: weights of the completions, which sum to 1.
         fits: probability of each to fit.
-        group_of: group of every completion: settings that nobody who runs the job can choose.
+        group_of: group of every completion: settings that the user who runs the job cannot choose.
         tries: how many completions of a group are tried; with 1 the answer is the mean over completions.
     """
     total = 0.0
@@ -96,7 +96,7 @@ def tuned_weights(
     Args:
         weight: weights of the completions, which sum to 1.
         time: step time of every completion.
-        group_of: group of every completion: settings that nobody who runs the job can choose.
+        group_of: group of every completion: settings that the user who runs the job cannot choose.
         tuning: the exponents inside groups and between them.
     """
     groups = []

@@ -64,8 +64,8 @@ class ChoicePriors:
             choice: its name.
             contexts: from the most general to the most special. The last one is that of the framework.
             values: those that are possible. Counts of others are left out.
-            default: what the framework does where nobody says anything, if that is known. It is taken as often as
-                stated choices are their framework's default, before the counts of the framework itself are added.
+            default: what the framework does where nobody says anything, if that is known. Its prior probability is the
+                share of stated choices that equal their framework's default; counts of this framework are added to it.
         """
         key = (choice, tuple(contexts), tuple(values), default)
         if key not in self._known:

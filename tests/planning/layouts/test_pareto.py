@@ -65,6 +65,6 @@ def test_refusals_and_command(case, capsys):
     command = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
                "--fix", "micro_batch=1,zero=1"]  # fmt: skip
     assert main([*command, "--pareto", "time,memory"]) == 0
-    assert "no other beats in everything" in capsys.readouterr().out
+    assert "no other layout is better in every objective" in capsys.readouterr().out
     assert main([*command, "--pareto", "time,memry"]) == 2
     assert "memory" in capsys.readouterr().err

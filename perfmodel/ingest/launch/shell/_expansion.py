@@ -52,7 +52,8 @@ class Command:
     argv: tuple[Word, ...]
     """The program, or what starts it, and the arguments."""
     certain: bool = True
-    """Not behind a condition that cannot be judged, and not only printed."""
+    """Whether the command certainly runs: no condition that cannot be evaluated guards it, and it is not only
+    printed."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of `LAUNCH_VARIABLES` that are set when the command runs."""
 
