@@ -49,8 +49,8 @@ def _median_sites(fit: PopulationFit) -> list[str]:
     posteriors = fit.parameters[""]["of"]
     return [
         "Factors of the median site: of all sites, of a framework on any architecture, and of an architecture under "
-        "any framework. For a framework on an architecture, add the logs of both and subtract the log of all sites. Last "
-        "column: half-width of the 90 % interval of one site's factor, averaged over the classes.",
+        "any framework. For a framework on an architecture, add the logs of both and subtract the log of all sites. "
+        "Last column: half-width of the 90 % interval of one site's factor, averaged over the classes.",
         _table(
             ("median site of", *CLASSES, "site"),
             (_factors(name, posteriors[name]) for name in _not_both(posteriors)),
