@@ -122,6 +122,8 @@ class Session:
         """What its layouts have in common: a store for each setting (without prices) and problem (with them)."""
         self.batches = Cache(1)
         """The programs of the last batch, joined for evaluation."""
+        self.grid_models = Cache(1)
+        """Parts that the grids of the last search share, by problem."""
         self.programs = Cache(1.5 * 2**30, lambda program: float(program.n_bytes))
         """Programs compiled for evaluation, by `ProgramSpec`."""
         self.kernels = Cache(4096)

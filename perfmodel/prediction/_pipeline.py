@@ -171,7 +171,9 @@ class PipelineCache:
 
     def save(self) -> None:
         """Save new entries; errors are ignored."""
-        for path in self._new:
+        # Threads that search the same problem share this object.
+        changed = tuple(self._new)
+        for path in changed:
             # Another process may have written the file since it was read: what both know is joined.
             entries = _load(path) | self._known[path]
             ends = np.cumsum([len(values) for values in entries.values()])
@@ -180,9 +182,9 @@ class PipelineCache:
                 write_atomic(path, lambda file, a=arrays: file.write(_npz(a)))
             except OSError:
                 return
-        if self._new:
+        if changed:
             drop_least_recently_used(self.directory, cache_limit_bytes("pipelines"))
-        self._new.clear()
+        self._new.difference_update(changed)
 
 
 CODE: Final = (

@@ -1,6 +1,7 @@
 """Logs of training runs: every format gives the step times, the memory and the events that were written into it."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -447,3 +448,17 @@ def test_a_damaged_character_costs_nothing(tmp_path: Path) -> None:
     run = WrittenRun(step_s=STEP_S)
     (tmp_path / "train.log").write_bytes(b"\xff\xfe broken\n" + write_log("maxtext", run).encode())
     assert seconds(read_log(tmp_path / "train.log"), run) == pytest.approx(STEP_S)
+
+
+def test_reports_of_the_straggler_detector_are_read() -> None:
+    run = WrittenRun(
+        step_s=[6.5] * 30,
+        stragglers={"Rtt": (1900.0, 2280.0), "DRtt": (14.0, 35.0), "Clk": (1650.0, 1980.0)},
+    )
+    log = parse_log(write_log("megatron", run))
+    assert log.timers["forward"].least_s == pytest.approx(1.9)
+    assert log.timers["forward"].most_s == pytest.approx(2.28)
+    assert log.timers["data"].most_s == pytest.approx(0.035)
+    assert log.clocks is not None
+    assert (log.clocks.least_hz, log.clocks.most_hz) == (1650e6, 1980e6)
+    assert parse_log(write_log("megatron", replace(run, stragglers={}))).clocks is None

@@ -46,6 +46,8 @@ class WrittenRun:
     loader_s: float = 0.0
     """Seconds of each step that pass before its first kernel: DeepSpeed's rate leaves them out, and XTuner writes them
     as `data_time`."""
+    stragglers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Least and most of the figures of Megatron-Core's straggler detector (`Rtt` and `DRtt` in ms, `Clk` in MHz)."""
     batches: Sequence[int] = ()
     """Sequences of each step where the batch grows over the run; empty where it is `global_batch` throughout."""
 
@@ -72,6 +74,8 @@ def write_log(form: str, run: WrittenRun) -> str:
             lines += [
                 f"    {name} {'.' * (47 - len(name))}: ({a:.2f}, {b:.2f})" for name, (a, b) in run.timers_ms.items()
             ]
+        if run.stragglers and step % 10 == 0:
+            lines.append(_straggler_report(run, now))
         if form == "deepspeed" and run.timers_ms:
             lines.append(_deepspeed_timers(run))
         if step in run.checkpoints:
@@ -80,6 +84,16 @@ def write_log(form: str, run: WrittenRun) -> str:
             lines.append(_evaluation(form, step))
         now += timedelta(seconds=run.pause_after_s.get(step, 0.0))
     return "\n".join(lines) + "\n"
+
+
+def _straggler_report(run: WrittenRun, now: datetime) -> str:
+    figures = {"Pwr": (601796.0, 683801.0), "Tmp": (52.0, 65.0), "Utl": (97.0, 100.0)} | run.stragglers
+    units = {"Rtt": "ms", "Pwr": "W", "Tmp": "C", "Utl": "%", "Clk": "MHz", "DRtt": "ms"}
+    columns = []
+    for name, unit in units.items():
+        least, most = figures[name]
+        columns.append(f"Mn{name}/Rnk: {least:.2f}{unit}/8 | Mx{name}/Rnk: {most:.2f}{unit}/0")
+    return f" 0: INFO:megatron.core.utils:[{now:%Y-%m-%d %H:%M:%S}] | {' | '.join(columns)} | MnEtpt/Rnk: 296.02TF/0"
 
 
 def _checkpoint(form: str, step: int, seconds: float) -> str:

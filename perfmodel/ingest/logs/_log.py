@@ -21,7 +21,8 @@ LOG_FORMATS: Final = (
 """Names of the formats that are read. Megatron-Core and Megatron-Bridge print the lines of Megatron-LM; `composer` is
 what llm-foundry prints; `hf-trainer` is also axolotl, LLaMA-Factory and MS-Swift."""
 EventKind = Literal["checkpoint", "evaluation", "restart", "overflow", "allocator_retry"]
-Phase = Literal["data", "compute", "gradient_sync", "weight_gather", "optimizer"]
+Phase = Literal["data", "forward", "compute", "gradient_sync", "weight_gather", "optimizer"]
+"""`compute`: forward and backward passes without waiting between pipeline stages; `forward`: forward passes alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,14 @@ class PhaseTimer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockRange:
+    """Clocks of the devices during training, on the slowest and on the fastest rank."""
+
+    least_hz: float
+    most_hz: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingLog:
     """A log of one training run."""
 
@@ -86,6 +95,8 @@ class TrainingLog:
     """Settings that the log says were run: `devices`, `global_batch`, `seq_len`, fields of `Layout`, `dtype`."""
     timers: Mapping[str, PhaseTimer] = field(default_factory=dict)
     """Medians over the steps, by phase (`Phase`); empty where the log has no timers."""
+    clocks: ClockRange | None = None
+    """Clocks that a straggler detector reports; None without such reports."""
     allocated_bytes: float | None = None
     """Peak of the tensors on the fullest rank that reports it."""
     reserved_bytes: float | None = None

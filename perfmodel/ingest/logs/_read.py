@@ -9,6 +9,7 @@ from perfmodel.ingest.logs._events import events_of, peak_bytes, timers_of
 from perfmodel.ingest.logs._formats import FORMATS
 from perfmodel.ingest.logs._log import LOG_FORMATS, LoggedStep, TrainingLog
 from perfmodel.ingest.logs._settings import settings_of
+from perfmodel.ingest.logs._stragglers import straggler_clocks, straggler_timers
 from perfmodel.ingest.logs._text import plain_lines, process_of
 
 
@@ -49,7 +50,8 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
             steps=tuple(form.retime(steps).values()),
             events=events_of(lines, steps),
             settings=settings_of(lines, reported),
-            timers=timers_of(lines),
+            timers=straggler_timers(lines) | timers_of(lines),
+            clocks=straggler_clocks(lines),
             allocated_bytes=allocated_bytes,
             reserved_bytes=reserved_bytes,
         )

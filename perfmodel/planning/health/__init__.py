@@ -2,8 +2,9 @@
 next."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.planning.health._health import Cause, RunHealth, check_run
+from perfmodel.planning.health._health import RunHealth, check_run
 from perfmodel.planning.health._runs import runs_of_logs
 from perfmodel.planning.health._series import Drift, Stalls, StepSeries, step_series
+from perfmodel.planning.health._shown import Cause
 
 shorten_reprs(__name__)

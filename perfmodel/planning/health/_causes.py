@@ -13,6 +13,7 @@ from perfmodel.spec import Layout
 
 DATA_LOADING: Final = "data_loading"
 SLOW_RANK: Final = "slow_rank"
+LOW_CLOCKS: Final = "low_clocks"
 CHECKPOINTS: Final = "checkpoints"
 EVALUATIONS: Final = "evaluations"
 PERIODIC_STALLS: Final = "periodic_stalls"
@@ -33,6 +34,10 @@ class Severity:
     """Time of reductions and gathers of weights that the step waits for; None where it was not predicted."""
     small_batch_s: float | None = None
     """The step with the smallest batch in the log; None where the batch is always the same."""
+    passes_s: float | None = None
+    """Seconds of passes without waiting between pipeline stages, on the fastest rank; None where not predicted."""
+    clock_share: float = 1.0
+    """Clock of all devices relative to the usual one."""
     peak_bytes: Mapping[str, float] | None = None
     """Peak of memory by counter; None where the fault leaves it as it is."""
 
@@ -144,7 +149,7 @@ _MACHINE_FAULTS: Final = (
         applies=lambda problem, layout: layout.devices > 1,
     ),
     _MachineFault(
-        name="low_clocks",
+        name=LOW_CLOCKS,
         title="all devices at low clocks",
         prior=0.3,
         settings=_low_clocks,
@@ -206,6 +211,18 @@ _BETWEEN: Final = 4
 _LEAST_EFFECT: Final = 0.005
 """Least effect of a fault that is worth naming, relative to the step."""
 _SYNC_PARTS: Final = ("data_parallel_communication_exposed",)
+_BESIDE_PASSES: Final = (
+    *_SYNC_PARTS,
+    "optimizer",
+    "pipeline_communication_exposed",
+    "host_copies_exposed",
+    "bubble",
+    "waiting_for_input",
+    "step_overhead",
+    "stragglers",
+    "beyond_all_parameters",
+)
+"""Activities of `Prediction.breakdown_s` outside of passes."""
 
 
 def sync_seconds(prediction: Prediction) -> float:
@@ -213,12 +230,17 @@ def sync_seconds(prediction: Prediction) -> float:
     return sum(prediction.breakdown_s.get(part, 0.0) for part in _SYNC_PARTS)
 
 
+def passes_seconds(prediction: Prediction) -> float:
+    """Seconds of a predicted step in passes, without waiting between pipeline stages; mean over pipeline ranks."""
+    return sum(seconds for part, seconds in prediction.breakdown_s.items() if part not in _BESIDE_PASSES)
+
+
 def faults(
     problem: StepProblem,
     layout: Layout,
     expected_s: float,
     *,
-    has_sync_timers: bool = False,
+    has_timers: bool = False,
     small_batch: int | None = None,
 ) -> list[Fault]:
     """The faults that could lengthen this layout's step, with the step time at each severity.
@@ -227,12 +249,12 @@ def faults(
         problem: the job as it ran.
         layout: of the launch script.
         expected_s: the step without a fault.
-        has_sync_timers: whether the log times reductions of gradients, which are then predicted too.
+        has_timers: whether the log times passes or reductions of gradients, which are then predicted too.
         small_batch: the smallest batch of a log whose batch grows, at which the step is predicted too.
     """
     # Options and job settings can only be a cause if the script asks for something else.
     applicable = [fault for fault in _MACHINE_FAULTS if fault.applies(problem, layout)]
-    candidates = [_machine_fault(problem, layout, fault, has_sync_timers, small_batch) for fault in applicable]
+    candidates = [_machine_fault(problem, layout, fault, has_timers, small_batch) for fault in applicable]
     for setting in _LAYOUT_SETTINGS:
         if setting.differs(vars(layout)):
             candidates.append(_setting_fault(problem, replace(layout, **setting.fields), setting, small_batch))
@@ -258,7 +280,7 @@ def _machine_fault(
     problem: StepProblem,
     layout: Layout,
     fault: _MachineFault,
-    has_sync_timers: bool,
+    has_timers: bool,
     small_batch: int | None,
 ) -> Fault | None:
     """Predict the step under a fault of the machine at each severity; None where the layout cannot have it."""
@@ -273,9 +295,10 @@ def _machine_fault(
 
         # Timers of gradient synchronisation tell links from other faults. A slow rank leaves
         # reductions as they are: how it shows in timers depends on where the others wait.
-        sync_s = None
-        if has_sync_timers and fault.name != SLOW_RANK:
-            sync_s = sync_seconds(explain(model_in_scenario(problem, scenario), layout))
+        sync_s = passes_s = None
+        if has_timers and fault.name != SLOW_RANK:
+            changed = explain(model_in_scenario(problem, scenario), layout)
+            sync_s, passes_s = sync_seconds(changed), passes_seconds(changed)
         small_batch_s = None
         if small_batch is not None:
             small_batch_s = step_s(with_batch(problem, small_batch), layout, scenario)
@@ -285,6 +308,8 @@ def _machine_fault(
                 weight=weight,
                 step_s=seconds,
                 gradient_sync_s=sync_s,
+                passes_s=passes_s,
+                clock_share=value if fault.name == LOW_CLOCKS else 1.0,
                 small_batch_s=small_batch_s,
             )
         )
@@ -313,15 +338,19 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
             sync_s = None
             if low.gradient_sync_s is not None and high.gradient_sync_s is not None:
                 sync_s = (1 - at) * low.gradient_sync_s + at * high.gradient_sync_s
-            small_batch_s = None
+            small_batch_s = passes_s = None
             if low.small_batch_s is not None and high.small_batch_s is not None:
                 small_batch_s = _between(low.small_batch_s, high.small_batch_s, at)
+            if low.passes_s is not None and high.passes_s is not None:
+                passes_s = _between(low.passes_s, high.passes_s, at)
             refined.append(
                 Severity(
                     description=fault.description.format(value),
                     weight=(1 - at) * low.weight + at * high.weight,
                     step_s=_between(low.step_s, high.step_s, at),
                     gradient_sync_s=sync_s,
+                    passes_s=passes_s,
+                    clock_share=_between(low.clock_share, high.clock_share, at),
                     small_batch_s=small_batch_s,
                 )
             )
@@ -350,6 +379,7 @@ def _setting_fault(
         weight=1.0,
         step_s=changed.step_time_s,
         gradient_sync_s=sync_seconds(changed),
+        passes_s=passes_seconds(changed),
         small_batch_s=small_batch_s,
         peak_bytes=changed.memory_counted_bytes,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp, log, pi, sqrt
 from typing import Final
 
-from perfmodel.ingest.logs import PhaseTimer
+from perfmodel.ingest.logs import ClockRange, PhaseTimer
 from perfmodel.planning.health._causes import DATA_LOADING, SLOW_RANK, Fault, Severity
 
 _NO_FAULT_WEIGHT: Final = 3.0
@@ -32,6 +32,16 @@ _JUMP_DEVIATION: Final = 0.05
 _SPREAD_DEVIATION: Final = 0.06
 _SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
 """Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ by themselves."""
+_PASSES_DEVIATION: Final = 0.1
+"""Standard deviation of the log of the share of a step that passes take: what a site has of its own cancels out."""
+_CLOCK_DEVIATION: Final = 0.12
+"""Standard deviation of log(highest clock of the devices / boost clock): power limits lower healthy clocks too."""
+_CLOCK_SPREAD_DEVIATION: Final = 0.03
+"""Standard deviation of log(lowest / highest clock) of healthy devices of one job."""
+_SLOW_BY_CLOCK: Final = 0.5
+"""Probability that the clock of a slow device shows that it is slow."""
+_REDUCED_SHARE: Final = 0.5
+"""Share of gradient reductions in the seconds of reductions and gathers of weights: both move as many bytes."""
 _MEMORY_DEVIATION: Final = 0.15
 
 
@@ -53,6 +63,14 @@ class Observed:
     """Whether timers are those of one rank, which meets the others only in communication."""
     timers: Mapping[str, PhaseTimer]
     """Phases of a step on the fastest and slowest rank, by name."""
+    expected_passes_s: float
+    """Predicted seconds of passes without waiting between stages."""
+    passes_ratio: float | None
+    """Measured over predicted seconds of passes on the fastest rank; None where the log does not time them."""
+    clocks: ClockRange | None
+    """Clocks of the devices; None where the log does not report them."""
+    usual_clock_hz: float
+    """Boost clock of the devices."""
     jump: float | None
     """Step after a jump over the step before it; None where the steps do not become slower at once."""
     batch_ratio: float | None
@@ -155,6 +173,8 @@ def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | No
     likelihood *= _of_batches(observed, severity)
     likelihood *= _of_compute_spread(observed, fault, severity)
     likelihood *= _of_sync(observed, fault, severity)
+    likelihood *= _of_passes(observed, fault, severity)
+    likelihood *= _of_clocks(observed, fault, severity)
     likelihood *= _of_timer_shares(observed, fault, severity)
     return likelihood * _of_memory(observed, severity)
 
@@ -171,24 +191,74 @@ def _of_batches(observed: Observed, severity: Severity | None) -> float:
 
 def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """Seconds of reductions and gathers of weights, measured beside those that a fault leads to."""
-    measured_s = observed.sync_s
-    if measured_s is None:
+    if observed.sync_s is None:
         return 1.0
-    floor_s = _LEAST_SYNC * observed.expected_s
     expected_s = observed.expected_sync_s
     if severity is not None and severity.gradient_sync_s is not None:
         expected_s = severity.gradient_sync_s
-    likelihood = _heavy_tailed(log((measured_s + floor_s) / (expected_s + floor_s)), _SYNC_DEVIATION)
+    likelihood = _of_communication(observed, expected_s, waiting_s=0.0)
 
     # A rank counts its wait for a slow one as communication, unless it is the slow one itself or
     # has met the others at a barrier before, as in Megatron-LM's timers.
     timer = observed.timers["gradient_sync"]
     if fault is not None and severity is not None and fault.name == SLOW_RANK and timer.least_s == timer.most_s:
-        waiting_s = expected_s + max(0.0, severity.step_s - observed.expected_s)
-        waits = _heavy_tailed(log((measured_s + floor_s) / (waiting_s + floor_s)), _SYNC_DEVIATION)
+        waiting_s = max(0.0, severity.step_s - observed.expected_s)
+        waits = _of_communication(observed, expected_s, waiting_s)
         share = _WAITS_ON_ONE_RANK if observed.one_rank else 0.5
         likelihood = (1 - share) * likelihood + share * waits
     return likelihood
+
+
+def _of_communication(observed: Observed, expected_s: float, waiting_s: float) -> float:
+    """Likelihood of the measured reductions and gathers, if these take `expected_s` and a wait for a slow rank."""
+    timers = observed.timers
+    floor_s = _LEAST_SYNC * observed.expected_s
+    gather = timers.get("weight_gather")
+    if gather is None:
+        measured_s = timers["gradient_sync"].least_s
+        return _heavy_tailed(log((measured_s + floor_s) / (expected_s + waiting_s + floor_s)), _SYNC_DEVIATION)
+
+    # Ranks wait in the first communication after the passes, the reduction. A slow link lengthens both.
+    reduced_s = _REDUCED_SHARE * expected_s + waiting_s
+    gathered_s = (1 - _REDUCED_SHARE) * expected_s
+    reduction = log((timers["gradient_sync"].least_s + floor_s) / (reduced_s + floor_s))
+    gathering = log((gather.least_s + floor_s) / (gathered_s + floor_s))
+    return _heavy_tailed(reduction, _SYNC_DEVIATION) * _heavy_tailed(gathering, _SYNC_DEVIATION)
+
+
+def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    """Share of the step that passes take: slow hosts and clocks lengthen them, slow links what is beside them."""
+    if observed.passes_ratio is None:
+        return 1.0
+    step_ratio = passes_ratio = 1.0
+    if severity is not None:
+        step_ratio = severity.step_s / observed.expected_s
+        if severity.passes_s is not None and observed.expected_passes_s > 0:
+            passes_ratio = severity.passes_s / observed.expected_passes_s
+    measured = log(observed.passes_ratio) - log(observed.steady_s / observed.expected_s)
+    deviation = _SPREAD_DEVIATION_IN_PIPELINES if observed.pipeline else _PASSES_DEVIATION
+    likelihood = _heavy_tailed(measured - log(passes_ratio / step_ratio), deviation)
+
+    # Timers of one rank may be those of the slow one, whose passes take all of the longer step.
+    if observed.one_rank and fault is not None and fault.name == SLOW_RANK:
+        slow = _heavy_tailed(measured, deviation)
+        likelihood = _WAITS_ON_ONE_RANK * likelihood + (1 - _WAITS_ON_ONE_RANK) * slow
+    return likelihood
+
+
+def _of_clocks(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    """Clocks of a straggler detector: low on one device, on all, or as they should be."""
+    if observed.clocks is None or observed.clocks.least_hz <= 0:
+        return 1.0
+    clocks = observed.clocks
+    share = 1.0 if severity is None else severity.clock_share
+    likelihood = _heavy_tailed(log(clocks.most_hz / observed.usual_clock_hz / share), _CLOCK_DEVIATION)
+    spread = log(clocks.least_hz / clocks.most_hz)
+    alike = _heavy_tailed(spread, _CLOCK_SPREAD_DEVIATION)
+    if fault is None or severity is None or fault.name != SLOW_RANK:
+        return likelihood * alike
+    slower = _heavy_tailed(spread + log(severity.step_s / observed.expected_s), _SPREAD_DEVIATION)
+    return likelihood * ((1 - _SLOW_BY_CLOCK) * alike + _SLOW_BY_CLOCK * slower)
 
 
 def _normal(distance: float, deviation: float) -> float:
@@ -203,7 +273,7 @@ def _heavy_tailed(distance: float, deviation: float) -> float:
 
 def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
     """One slow device computes longer than the fastest; all other faults leave the ranks alike."""
-    timer = observed.timers.get("compute")
+    timer = observed.timers.get("compute", observed.timers.get("forward"))
     if timer is None or timer.least_s <= 0 or timer.least_s == timer.most_s:
         return 1.0
     slower = 1.0

@@ -1,6 +1,6 @@
 """Compares a run's log with its prediction and explains the difference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import erf, exp, log, sqrt
 from pathlib import Path
@@ -14,19 +14,18 @@ from perfmodel.ingest.logs import PhaseTimer, TrainingLog, read_log
 from perfmodel.ingest.tables import write_text
 from perfmodel.planning.health._causes import (
     CHECKPOINTS,
-    DATA_LOADING,
     EVALUATIONS,
-    PERIODIC_STALLS,
-    SKIPPED_STEPS,
     SLOWS_DOWN,
     faults,
+    passes_seconds,
     sync_seconds,
     with_batch,
 )
 from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
 from perfmodel.planning.health._evidence import Observed, weigh
 from perfmodel.planning.health._measurements import most_telling
-from perfmodel.planning.health._series import Stalls, StepSeries, step_series
+from perfmodel.planning.health._series import StepSeries, step_series
+from perfmodel.planning.health._shown import Cause, option_causes, shown_causes
 from perfmodel.planning.what_if import Scenario, step_s
 from perfmodel.prediction import (
     GAUSS_90,
@@ -38,7 +37,7 @@ from perfmodel.prediction import (
     step_problem_of,
 )
 from perfmodel.spec import Layout, Problem
-from perfmodel.units import GIB, duration
+from perfmodel.units import GIB
 
 NAMED_CAUSES: Final = 3
 _UNUSUAL: Final = 0.9
@@ -49,28 +48,10 @@ _GOOD_PART: Final = 0.05
 _LEAST_PROBABILITY: Final = 0.01
 _WORTH_NAMING: Final = 0.01
 """Share of the step that a cause has to explain to be named."""
-_SKIPPED: Final = 0.02
 _FULL: Final = 0.95
 """Share of the device's memory from which the allocator has to look for room."""
 _GOOD_SITE: Final = 1.2815515655446004
 """90 % quantile of the normal distribution: the best tenth of sites."""
-_DATA_TIMER_SHARE: Final = 0.03
-"""Share of the step from which a timer of the data loader is a cause by itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """A possible reason why the run is slow."""
-
-    name: str
-    title: str
-    explains_s: float
-    """Seconds of the mean step that it would explain."""
-    probability: float
-    """1 where the log itself shows it."""
-    evidence: str
-    """Observations that speak for the cause."""
-    remedy: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +209,7 @@ def check_run(
     timers = _timers(log, job.problem.job.global_batch, expected)
     small_batch = _small_batch(series, step_problem, intended)
     observed = _observed(log, series, expected, deviation, job, timers, small_batch)
-    shown = _shown_causes(series, log.format, timers, expected, _option_causes(step_problem, job, expected))
+    shown = shown_causes(series, log.format, timers, expected, option_causes(step_problem, job, expected))
     beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
     explained_s = sum(cause.explains_s for cause in shown if cause.name not in beside_usual_step)
 
@@ -237,7 +218,7 @@ def check_run(
         step_problem,
         intended,
         expected.step_time_s,
-        has_sync_timers=observed.sync_s is not None,
+        has_timers=observed.sync_s is not None or observed.passes_ratio is not None,
         small_batch=None if small_batch is None else small_batch.global_batch,
     )
     hidden, no_fault = weigh(observed, candidates)
@@ -266,10 +247,15 @@ def check_run(
     # The share of known sites that would be faster: a normal law of the logarithm.
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
 
-    # Order by expected seconds: probability times what the cause would explain.
+    # Order by expected seconds: probability times what the cause would explain. Hidden faults exclude one another and
+    # compete for the same seconds, so that among them only the probability counts.
     least_s = _WORTH_NAMING * expected.step_time_s
+    guessed = [cause for cause in guessed if cause.explains_s > least_s]
+    hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
+    expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
+    expected_s |= {cause.name: cause.explains_s for cause in shown}
     causes = [cause for cause in (*shown, *guessed) if cause.explains_s > least_s]
-    causes = sorted(causes, key=lambda cause: -cause.probability * cause.explains_s)[:NAMED_CAUSES]
+    causes = sorted(causes, key=lambda cause: -expected_s[cause.name])[:NAMED_CAUSES]
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
     probability = {cause.name: cause.probability * cause.explains_s for cause in causes}
     counter = observed.peak_counter
@@ -331,11 +317,15 @@ def _observed(
         expected_s=expected.step_time_s,
         deviation=deviation,
         expected_sync_s=sync_seconds(expected),
+        expected_passes_s=passes_seconds(expected),
+        passes_ratio=_passes_ratio(timers, expected),
         # Under ZeRO 3 DeepSpeed gathers and reduces within the passes that it times.
         times_sync=log.format != "deepspeed" or job.intended.zero < 3,
         one_rank=log.format == "deepspeed",
         timers=timers,
         jump=jump,
+        clocks=log.clocks,
+        usual_clock_hz=job.problem.cluster.device.clock_hz,
         batch_ratio=batch_ratio,
         expected_small_batch_s=None if small_batch is None else small_batch.step_s,
         pipeline=job.intended.pp > 1,
@@ -343,6 +333,21 @@ def _observed(
         peak_counter=counter,
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
     )
+
+
+def _passes_ratio(timers: Mapping[str, PhaseTimer], expected: Prediction) -> float | None:
+    """Measured over predicted seconds of passes on the fastest rank; None without timers of passes."""
+    passes_s = passes_seconds(expected)
+    if "compute" in timers:
+        return timers["compute"].least_s / passes_s if timers["compute"].least_s > 0 else None
+    if "forward" not in timers:
+        return None
+
+    # Kernels divide the passes into forward and backward; gaps and collectives are taken to do so alike.
+    parts = expected.breakdown_s
+    kernels_s = sum(parts.get(part, 0.0) for part in ("forward", "backward", "recompute"))
+    forward_s = passes_s * parts.get("forward", 0.0) / kernels_s if kernels_s else 0.0
+    return timers["forward"].least_s / forward_s if forward_s else None
 
 
 class _ExpectedSmallBatch(NamedTuple):
@@ -387,150 +392,6 @@ def _timers(log: TrainingLog, global_batch: int, expected: Prediction) -> dict[s
         gather_s = max(0.0, optimizer.most_s - expected.breakdown_s.get("optimizer", 0.0))
         timers["weight_gather"] = PhaseTimer(least_s=gather_s, most_s=gather_s)
     return timers
-
-
-# ---- causes that the log shows by itself ----
-
-
-class _StallCause(NamedTuple):
-    """The cause behind stalls of one kind."""
-
-    name: str
-    title: str
-    remedy: str
-
-
-_STALL_CAUSES: Final[Mapping[str, _StallCause]] = {
-    "checkpoint": _StallCause(
-        name=CHECKPOINTS,
-        title="checkpoints stop the training",
-        remedy="save less often, or asynchronously",
-    ),
-    "evaluation": _StallCause(
-        name=EVALUATIONS,
-        title="evaluations stop the training",
-        remedy="evaluate less often, or on fewer batches",
-    ),
-    "periodic": _StallCause(
-        name=PERIODIC_STALLS,
-        title="the job stalls at regular steps, as when a data loader runs dry",
-        remedy="use more loader workers and prefetch; if checkpoints are written at these steps, save asynchronously",
-    ),
-    "irregular": _StallCause(
-        name="irregular_stalls",
-        title="the job stalls irregularly, as with slow storage or a busy network",
-        remedy="check storage, data loader and other users of the cluster at the times of the stalls",
-    ),
-}
-"""Causes by kind of stall (`Stalls.kind`)."""
-
-
-def _shown_causes(
-    series: StepSeries,
-    log_format: str,
-    timers: Mapping[str, PhaseTimer],
-    expected: Prediction,
-    options: Sequence[Cause],
-) -> list[Cause]:
-    """Return the causes that the log itself shows: stalls, options that differ, drift, skipped steps, slow loaders."""
-    causes = [_stall_cause(stalls) for stalls in series.stalls]
-    causes += options
-    drift = series.drift
-    if drift is not None and drift.change > 0:
-        how = "little by little" if drift.kind == "trend" else f"at step {drift.at_step:,}"
-        causes.append(
-            Cause(
-                name=SLOWS_DOWN,
-                title=f"steps become {drift.change:.1%} slower over the run, {how}",
-                explains_s=series.drift_s,
-                probability=1.0,
-                evidence="seen in the step times",
-                remedy="monitor clocks, temperatures, host and device memory, and other jobs on the network",
-            )
-        )
-
-    # A step whose gradients overflow takes its time and trains nothing.
-    steps = float(series.covered.sum()) + series.warm_up_steps
-    if series.skipped_steps > _SKIPPED * steps:
-        causes.append(
-            Cause(
-                name=SKIPPED_STEPS,
-                title=f"{series.skipped_steps} of {steps:.0f} steps were skipped because gradients overflowed",
-                explains_s=series.usual_s * series.skipped_steps / steps,
-                probability=1.0,
-                evidence="reported by the log",
-                remedy="lower the initial loss scale, or train in bf16",
-            )
-        )
-
-    # The loader's own timer is proof enough, whatever made it slow.
-    data = timers.get("data")
-    if data is not None and data.most_s > _DATA_TIMER_SHARE * expected.step_time_s:
-        title = "steps wait for their data"
-        evidence = f"the slowest rank's loader takes {duration(data.most_s)} of each step"
-        if log_format == "deepspeed":
-            title = "each step waits before its forward pass, as for data"
-            evidence = f"{duration(data.most_s)} of each step pass outside of forward pass, backward pass and update"
-        causes.append(
-            Cause(
-                name=DATA_LOADING,
-                title=title,
-                explains_s=data.most_s,
-                probability=1.0,
-                evidence=evidence,
-                remedy="use more loader workers, prefetch, and data on local disks",
-            )
-        )
-    return causes
-
-
-def _stall_cause(stalls: Stalls) -> Cause:
-    """The cause of stalls, which the log shows and which is therefore certain."""
-    cause = _STALL_CAUSES[stalls.kind]
-    every = f", every {stalls.every:,} steps" if stalls.every else ""
-    times = "once" if stalls.count == 1 else f"{stalls.count} times"
-    return Cause(
-        name=cause.name,
-        title=cause.title,
-        explains_s=stalls.seconds_per_step,
-        probability=1.0,
-        evidence=f"{times}{every}, {duration(stalls.seconds_each)} each",
-        remedy=cause.remedy,
-    )
-
-
-_OPTION_CAUSES: Final[Mapping[str, str]] = {
-    "overlap_grad_reduce": "overlap_off",
-    "overlap_param_gather": "overlap_off",
-    "tp_overlap": "tp_overlap_off",
-    "recompute": "full_recompute",
-}
-
-
-def _option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> list[Cause]:
-    """Options that ran otherwise than in the script, by what they cost together."""
-    if not job.options:
-        return []
-    try:
-        gain_s = step_s(problem, job.ran, Scenario()) - expected.step_time_s
-    except PerfModelError:
-        return []
-    if gain_s <= 0:
-        return []
-
-    # Options interact, so that only what they cost together is known; it stands under the first.
-    first = next(iter(job.options))
-    evidence = "; ".join(contradiction.sentence for contradiction in job.contradictions if contradiction.is_option)
-    return [
-        Cause(
-            name=_OPTION_CAUSES.get(first, first),
-            title="the run's options differ from the script's",
-            explains_s=gain_s,
-            probability=1.0,
-            evidence=evidence,
-            remedy="make the script's flags reach the run: a later flag or a default of the launcher overrides them",
-        )
-    ]
 
 
 def _is_certain(cause: Cause, step_s: float) -> bool:

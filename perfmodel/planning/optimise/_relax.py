@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -196,6 +195,9 @@ def _descend(
     learning_rate: float,
 ) -> dict[str, Array]:
     """Adam on all starts; every few steps the multipliers of the limits take up what is still broken."""
+    # Searches import this module, but few of them relax anything.
+    import optax
+
     optimizer = optax.scale_by_adam(b1=0.9, b2=0.99)
 
     def values_at(free: Values, constants_of_start: Values, temperature: Array) -> dict[str, Array]:

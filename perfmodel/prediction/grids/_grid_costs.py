@@ -19,13 +19,12 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.grids._grid import LayoutGrid
-from perfmodel.prediction.grids._grid_model import GridModel, distinct
+from perfmodel.prediction.grids._grid_model import GridModel, distinct, model_of_grids
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, longest_path_s
 from perfmodel.prediction.phases import PASSED, Phase, Variant, full_recompute_s, modes_of, recompute_s
 from perfmodel.program import COMBINED, PAIRED
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
-from perfmodel.spec.notation import PerStage
 
 
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
@@ -213,10 +212,7 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 
     Memory needs no times: choices of which no layout fits into `usable_bytes` are left out of their grids untimed.
     """
-    full_layers: dict[PerStage, None] = {}
-    for grid in grids:
-        full_layers |= dict.fromkeys(choice.recompute_full_layers for choice in grid.recomputes)
-    model = GridModel(problem, list(full_layers))
+    model = model_of_grids(problem, grids)
     try:
         costs_before_bounds = [_memory_costs(model, grid).fitting(usable_bytes) for grid in grids]
         some_fit = [bool((costs.peak_bytes <= usable_bytes).any()) for costs in costs_before_bounds]

@@ -30,6 +30,7 @@ from perfmodel.prediction.phases import PLAIN, Variant
 from perfmodel.prediction.placement import rank_strides
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import get_schedule
+from perfmodel.session import current_session
 from perfmodel.spec import Layout, StateOffload
 from perfmodel.spec.notation import PerStage
 from perfmodel.workload import layer_count
@@ -314,6 +315,22 @@ class GridModel:
             compute = partial(block_times, self.problem, layout, variant, slices)
             times.append(get_or_compute(self._times, key, compute))
         return [times[place] for place in times_of_shard.tolist()]
+
+
+def model_of_grids(problem: StepProblem, grids: Sequence[LayoutGrid]) -> GridModel:
+    """The model of a problem's grids; searches of one problem share it, as most of their grids have equal parts."""
+    full_layers: dict[PerStage, None] = {}
+    schedules: set[str] = set()
+    for grid in grids:
+        full_layers |= dict.fromkeys(choice.recompute_full_layers for choice in grid.recomputes)
+        schedules |= {choice.schedule for choice in grid.pipelines}
+    model = GridModel(problem, tuple(full_layers))
+
+    # A schedule of the user's may be another one under the same name next time.
+    if any(get_schedule(schedule).digest != "" for schedule in schedules):
+        return model
+    key = (problem, model.full_layers, model.pipelines.directory)
+    return current_session().grid_models.get_or_compute(key, lambda: model)
 
 
 def get_or_compute(values: dict[K, V], key: K, compute: Callable[[], V]) -> V:

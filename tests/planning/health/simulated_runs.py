@@ -35,6 +35,10 @@ class SimulatedRun:
     barriers: bool = False
     """Whether ranks meet before each timer starts, as `--timing-log-level 1` has it: a slow rank's time then stands in
     the passes of all ranks."""
+    stragglers: bool = False
+    """Whether Megatron-Core's straggler detector reports."""
+    clock_shows: bool = True
+    """Whether a slow rank is slow because of its clock."""
     loader_s: float = 0.0
     loads_by_sequence: bool = False
     """Whether a smaller batch is loaded in less time."""
@@ -132,6 +136,43 @@ JOBS = {
     "nemo 8b": ("llama3-8b", "dgx-h100", "nemo", "tp=2,dp=16,sequence_parallel=true,zero=1", 128),
     "torchtitan 8b": ("llama3-8b", "dgx-h100", "torchtitan", "dp=64,zero=2,recompute=selective", 128),
     "automodel 7b": ("mistral-7b", "dgx-h100", "nemo-automodel", "dp=16,zero=3,recompute=full", 64),
+    # Jobs of `unseen_runs`: models, layouts and clusters that no rule was written with.
+    "megatron-lm 20b": (
+        "gpt-neox-20b",
+        "hgx-h200",
+        "megatron-lm",
+        "tp=4,pp=2,dp=8,zero=1,overlap_grad_reduce=true",
+        256,
+    ),
+    "megatron-core 15b": (
+        "nemotron-4-15b",
+        "hgx-b200",
+        "megatron-core",
+        "tp=4,dp=16,sequence_parallel=true,zero=1,overlap_grad_reduce=true,overlap_param_gather=true",
+        256,
+    ),
+    "bridge 72b": (
+        "qwen2-72b",
+        "hgx-h200",
+        "megatron-bridge",
+        "tp=8,pp=4,dp=4,sequence_parallel=true,zero=1,overlap_grad_reduce=true,overlap_param_gather=true",
+        128,
+    ),
+    "nemo 12b": (
+        "mistral-nemo-12b",
+        "aws-p5",
+        "nemo",
+        "tp=2,dp=32,sequence_parallel=true,zero=1,overlap_grad_reduce=true,overlap_param_gather=true",
+        256,
+    ),
+    "deepspeed gemma": ("gemma-7b", "perlmutter", "deepspeed", "dp=64,zero=2,recompute=full", 256),
+    "torchtitan 13b": ("llama2-13b", "hgx-h200", "torchtitan", "dp=64,zero=2,recompute=selective", 256),
+    "nanotron 3b": ("llama3.2-3b", "dgx-a100", "nanotron", "tp=2,dp=32,zero=1,recompute=full", 256),
+    "composer 30b": ("mpt-30b", "hgx-h200", "llm-foundry", "dp=64,zero=3,recompute=full", 256),
+    "maxtext llama": ("codellama-7b", "dgx-a100", "maxtext", "dp=32,zero=3,recompute=full", 256),
+    "fsdp olmo": ("olmo-2-7b", "aws-p5", "accelerate", "dp=16,zero=3,recompute=full", 64),
+    "levanter 7b": ("llama2-7b", "dgx-a100", "levanter", "dp=32,zero=3,recompute=full", 256),
+    "xtuner 20b": ("internlm2-20b", "hgx-h200", "xtuner", "dp=32,zero=3,recompute=full", 64),
 }
 
 
@@ -192,6 +233,7 @@ def log_text(run: SimulatedRun, seed: int = 7) -> str:
             pause_after_s=dict(run.saves) | dict(run.evaluations),
             settings=settings,
             timers_ms=timers_ms(run) if run.timers else {},
+            stragglers=straggler_report(run) if run.stragglers else {},
             loader_s=run.loader_s,
         ),
     )
@@ -230,6 +272,31 @@ def steps_s(run: SimulatedRun, batches: Sequence[int]) -> np.ndarray:
 ARGUMENTS = {"recompute": "recompute_granularity"}
 
 
+def straggler_report(run: SimulatedRun) -> dict[str, tuple[float, float]]:
+    """What the straggler detector reports of a simulated step: forward passes, loading, clocks."""
+    problem, layout = job(run.job)
+    step_problem = step_problem_of(problem)
+    scenario = Scenario.parse(run.settings)
+    slowed = scenario.slowed(layout.pp)
+    sick = explain(step_problem if slowed else model_in_scenario(step_problem, scenario), layout)
+    factor = slowed[1] if slowed else 1.0
+    forward_ms = passes_s(sick) * 1000 / (4 if layout.recompute == "full" else 3)
+    clock_share = next((setting.value for setting in scenario.settings if setting.name == "compute_rate"), 1.0)
+    clock_mhz = 0.95 * clock_share * problem.cluster.device.clock_hz / 1e6
+    least_mhz = clock_mhz / factor if run.clock_shows else clock_mhz
+    return {
+        "Rtt": (forward_ms, forward_ms * 1.01 * factor),
+        "DRtt": (run.loader_s * 900 + 1.0, run.loader_s * 1000 + 5.0),
+        "Clk": (0.985 * least_mhz, clock_mhz),
+    }
+
+
+def passes_s(prediction: pm.Prediction) -> float:
+    """Seconds that a rank computes and communicates inside passes: the timers of passes do not hold the bubble."""
+    beside = ("data_parallel_communication_exposed", "optimizer", "pipeline_communication_exposed", "bubble")
+    return prediction.step_time_s - sum(prediction.breakdown_s.get(part, 0.0) for part in beside)
+
+
 def timers_ms(run: SimulatedRun) -> dict[str, tuple[float, float]]:
     """What the timers of Megatron-LM or DeepSpeed show of a simulated step."""
     problem, layout = job(run.job)
@@ -258,6 +325,7 @@ def timers_ms(run: SimulatedRun) -> dict[str, tuple[float, float]]:
             "all-grads-sync": (sync_ms, sync_ms * 1.001),
             "optimizer": (optimizer_ms, optimizer_ms * 1.001),
         }
+    passes_ms = passes_s(sick) * 1000
     return {
         "forward-compute": (passes_ms / 3, passes_ms / 3 * 1.01 * factor),
         "backward-compute": (passes_ms * 2 / 3, passes_ms * 2 / 3 * 1.02 * factor),

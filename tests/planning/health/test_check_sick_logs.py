@@ -169,6 +169,40 @@ def test_the_cause_is_named_first_in_most_sick_logs() -> None:
     assert len(missed) <= 0.4 * len(runs), missed
 
 
+@pytest.mark.parametrize("clock_shows", [True, False])
+def test_a_slow_device_is_named_from_reports_of_the_straggler_detector(clock_shows: bool) -> None:
+    run = SimulatedRun(
+        form="megatron",
+        job="gpt 13b",
+        settings=("slow_rank=1", "slow_factor=1.4x"),
+        stragglers=True,
+        clock_shows=clock_shows,
+        cause="slow_rank",
+    )
+    health = checked(run)
+    assert health.causes[0].name == "slow_rank", health
+    assert health.causes[0].probability > 0.8
+
+
+def test_clocks_that_are_low_on_all_devices_are_named() -> None:
+    run = SimulatedRun(
+        form="megatron",
+        job="gpt 13b",
+        settings=("compute_rate=0.6x", "power_limit=0.6x"),
+        stragglers=True,
+        cause="low_clocks",
+    )
+    assert checked(run).causes[0].name == "low_clocks"
+
+
+def test_a_gather_of_weights_tells_slow_links_from_a_slow_device() -> None:
+    # A slow device is waited for in the reduction alone; slow links lengthen reduction and gather.
+    for name in ("slow links under DeepSpeed with its timers", "slow rank under DeepSpeed with its timers"):
+        run = (FOR_WRITING | HELD_BACK)[name]
+        health = checked_by_name(name, run)
+        assert health.causes[0].name == run.cause, health
+
+
 def test_steps_that_become_slower_at_once_are_weighed_by_the_jump() -> None:
     name = "links degrade during an AutoModel run"
     health = checked_by_name(name, HELD_BACK[name])
