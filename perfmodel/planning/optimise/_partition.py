@@ -32,6 +32,7 @@ from perfmodel.prediction import (
     layout_batches,
     layout_of,
     step_problem_of,
+    step_times_s,
 )
 from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, program_live, stage_costs
 from perfmodel.prediction.grids import lower_bounds_s
@@ -189,10 +190,11 @@ def partition_stages(
         raise LayoutError(
             f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"
         ) from None
+    # The descent compares in single precision; what is reported has double.
     (given_s,) = exact_steps_s(problem, [partitioned]).tolist()
     return PartitionResult(
         prediction=explain(problem, end.best),
-        given_s=explain(problem, partitioned).step_time_s if np.isfinite(given_s) else None,
+        given_s=float(step_times_s(problem, [partitioned])[0]) if np.isfinite(given_s) else None,
         certificate=_certificate(problem, bases, costs),
         evaluated=end.evaluated,
         seconds=time.perf_counter() - started,
