@@ -223,7 +223,7 @@ def step_time_function(
     """Make the step time of a layout a function that JAX can differentiate, vectorise and compile.
 
         step_time = step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
-        gradient = jax.jit(jax.grad(step_time))  # compiled as one program, in half the time
+        gradient = jax.jit(jax.grad(step_time))  # one compiled program
         gradient(step_time.nominal).link_bytes_per_s  # seconds per byte/s, by network level
 
     Args:

@@ -38,8 +38,9 @@ def unseen_runs(count: int, seed: int) -> list[SimulatedRun]:
     while len(runs) < count:
         kind = str(rng.choice(list(KINDS)))
         run = KINDS[kind](rng)
-        if kind not in HIDDEN or _effect(run) > LEAST_EFFECT:
-            runs.append(run)
+        while kind in HIDDEN and _effect(run) <= LEAST_EFFECT:
+            run = KINDS[kind](rng)
+        runs.append(run)
     return runs
 
 
