@@ -90,8 +90,8 @@ def _lessons(fit: PopulationFit) -> list[str]:
     return [
         "`off`: median of log(measured / predicted) by physics alone. `left out`: the same with the model of the other "
         "teams. `level` and `scatter`: variance of what the source's runs have in common, and of their differences, "
-        "relative to the typical source. `far off`: outliers, which count less than half. `moves`: change of the median "
-        "site of the whole record by the source and the other sources of its teams.",
+        "relative to the typical source. `far off`: outliers, which count less than half. `moves`: change of the "
+        "median site of the whole record by the source and the other sources of its teams.",
         _table(("source", "runs", "off", "left out", "level", "scatter", "far off", "moves"), _sources(fit)),
     ]
 
