@@ -203,7 +203,7 @@ class Posterior:
     """The parameters given the runs."""
 
     values: Vector
-    """Expected, less the centres of their priors."""
+    """Expected parameters minus the centres of their priors."""
     runs: FittedRuns
     """Runs by their tangents at `values`, with the parameters that a bound holds known exactly."""
     errors: Float[np.ndarray, " observations"]

@@ -25,7 +25,7 @@ class LevelEntry(Stated):
     size: int
     """Devices joined by the tier."""
     bandwidth_gb_per_s: float
-    """One way per device, all devices of the tier communicating."""
+    """Bandwidth in GB/s per device, one way, while all devices of the tier communicate."""
     latency_us: float
     source: str = ""
     contention: float = 0.0
@@ -52,7 +52,7 @@ class LinkEntry(Stated):
 
     name: str
     bandwidth_gb_per_s: float
-    """One way per device, all devices communicating."""
+    """Bandwidth in GB/s per device, one way, while all devices communicate."""
     latency_us: float
     source: str = ""
 

@@ -35,9 +35,9 @@ class DeviceEntry(Stated):
     exponentials_per_clock: int = 16
     l2_mib: float
     link_gb_per_s: float
-    """One way, all lanes together."""
+    """Bandwidth of the device's links in GB/s, one way, all lanes together."""
     host_gb_per_s: float | None = None
-    """One way between device and host memory."""
+    """Bandwidth between device and host memory in GB/s, one way."""
     power_w: float | None = None
     idle_power_w: float | None = None
     reached_share: float | None = None

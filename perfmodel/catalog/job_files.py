@@ -86,7 +86,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
 
     Args:
         place: its name in messages.
-        folder: that paths in it are relative to.
+        folder: base of relative paths in it.
 
     Raises:
         PerfModelError: an unknown key or a value that it cannot have, by name.

@@ -34,9 +34,10 @@ class Replay:
     kinds: tuple[str, ...]
     """Kind of collective of each class, empty for spans."""
     core_s: Float[np.ndarray, " classes"]
-    """Processor time of each collective, spread over its duration; it comes before the thread's own."""
+    """Processor time of each collective, spread over its duration; it has priority over the thread's own work."""
     stated_s: Float[np.ndarray, " classes"]
-    """Seconds that the prices state for each collective; of its duration the calling thread has a part."""
+    """Seconds that the prices state for each collective; the calling thread may use a part of the collective's
+    duration."""
 
     @cached_property
     def _compiled(self) -> CompiledStructure:

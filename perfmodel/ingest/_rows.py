@@ -32,7 +32,7 @@ class ReadOptions:
     """Number of ranks for collectives in files that do not state it."""
     ranks_per_node: int | None = None
     collective: str = ""
-    """Kind of logs that do not print the program's name, as in the tables (all_to_all)."""
+    """Kind of collective, as in the tables (all_to_all), for logs that do not print the program's name."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "ranks_per_node"):
@@ -130,7 +130,7 @@ class Measurements:
     collectives: pd.DataFrame
     """A row per collective, size and group; may be empty."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Why records were left out -> how many."""
+    """Number of records left out, by reason."""
 
     def tables(self, kind: str, place: object) -> dict[str, pd.DataFrame]:
         """The tables that hold rows, by kind.

@@ -230,7 +230,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None, ranks: Ran
     Args:
         model: a program that returns a loss.
         optimizer: default: gradient descent.
-        ranks: what the ranks hold, if the model is that of one of them.
+        ranks: contents of the ranks, if the model is written for one of them.
 
     Raises:
         PerfModelError: the model returns no loss, or is distributed already.

@@ -20,7 +20,7 @@ class Piece:
 
     value: str
     start: Shape
-    """First element of the part in the tensor, by axis; how far it reaches is the value's shape."""
+    """Index of the part's first element along each axis; the value's shape gives the extent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,9 @@ class GlobalTensor:
     shape: Shape
     pieces: tuple[Piece, ...]
     batch_axis: int | None = None
-    """Axis of independent samples, of data."""
+    """For data: the axis of independent samples."""
     tensor_axis: int | None = None
-    """Axis that tensor parallelism slices, of parameters (None: replicated)."""
+    """For parameters: the axis that tensor parallelism slices (None: replicated)."""
     expert_axis: int | None = None
     """Axis of a parameter along which its experts lie; None for parameters without experts."""
 

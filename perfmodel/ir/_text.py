@@ -118,7 +118,7 @@ def parse(text: str) -> Module:
 
     Raises:
         PerfModelError: text that does not follow the grammar; the message names the line.
-        ProgramError: whatever is wrong with the program, or a type annotation that is not so.
+        ProgramError: an invalid program, or a wrong type annotation.
     """
     return _checked(Parser(text))
 
@@ -145,7 +145,7 @@ def parse_program(text: str) -> Program:
     """Parse a function and the whole tensors below it; without these, all inputs are data (`undistributed`).
 
     Raises:
-        PerfModelError, ProgramError: as `parse`; a whole tensor of which a piece is no part.
+        PerfModelError, ProgramError: as `parse`; a piece that lies outside its whole tensor.
     """
     parser = Parser(text)
     function = inline(_checked(parser))[0]

@@ -45,11 +45,11 @@ class Plan:
     collective_table: str
     """File name of the collectives' table."""
     attempts: int
-    """Measurements of one row at most while others disturb it."""
+    """Largest number of measurements of a row that other work disturbs."""
     patience_s: float
     """Longest wait for a quiet machine in one pass over the collectives, which need the whole machine."""
     cold_kernels: tuple[KernelOp, ...] = ()
-    """Kernels to be measured with their data out of the caches, beside or instead of warm."""
+    """Kernels to be measured with their data out of the caches, in addition to warm measurements or instead of them."""
     loaded_kernels: tuple[KernelOp, ...] = ()
     """Kernels to be measured at the clock that the device keeps under load."""
     load_s: float = LOAD_S

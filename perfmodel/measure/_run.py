@@ -79,7 +79,7 @@ class TableRun:
     """Function that measures the points."""
     rule: StoppingRule
     attempts: int
-    """Measurements of one row at most while others disturb it."""
+    """Largest number of measurements of a row that other work disturbs."""
     packages: tuple[str, ...]
     """Python packages whose versions belong to the measurements."""
     accelerator: str | None = None
@@ -106,7 +106,7 @@ def run_plan(
     """Measure what the plan asks for and write a table with its card per kind of op.
 
     Rows are kept in `.<table>.partial` while the sweep runs. After any interruption, a new run continues with the next
-    row. Over a finished table, it measures disturbed rows again, and rows that are new in the plan. No row is ever
+    row. If the table is complete, it measures disturbed rows again, and rows that are new in the plan. No row is ever
     dropped or overwritten by one of another device, software or collector. Kernels run on one core, so call this before
     JAX has run anything.
 

@@ -92,7 +92,7 @@ class Attention(KernelOp):
 
     family = "attention"
     mixed_n_decode = 0
-    """Decoding sequences that share the kernel, which rows of tables alone state, and their keys."""
+    """Number of decoding sequences that share the kernel, and their keys; only rows of tables state it."""
     mixed_kv_decode = 0
     uses_matrix_units = True
     samples_field = "batch"

@@ -28,9 +28,9 @@ class DevicesNeeded:
 
     below_s: float
     devices: int | None
-    """The fewest devices whose step is short enough; None where not even all devices do."""
+    """The fewest devices whose step is short enough; None if even all devices are too slow."""
     layout: str
-    """The best layout on so few devices; the fastest of all where none is fast enough."""
+    """The best layout on this number of devices; the fastest layout if none is fast enough."""
     step_time_s: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
 
 
 MOST: Final = 1000.0
-"""Multiples, and fractions, of the parameter that are looked at."""
+"""Largest multiple of the parameter that is considered, and inverse of the smallest."""
 POINTS: Final = 25
 _CLOSE: Final = 1e-3
 
@@ -174,7 +174,7 @@ def overtake(
 
     Args:
         problem: model, job, cluster and cost models.
-        first, second: layouts; whichever is behind now.
+        first, second: layouts, in any order.
         parameter: as `perfmodel whatif` names it.
 
     Raises:
@@ -238,7 +238,7 @@ class Upgrade:
 
     parameter: str
     change: str
-    """Such as `+10%`; of a latency the same less."""
+    """Change, such as `+10%`; latencies are lowered instead."""
     elasticity: float
     """d log(step time) / d log(parameter) at the best layout. By the envelope theorem also that of the best step time
     over all layouts, wherever the best layout is unique."""

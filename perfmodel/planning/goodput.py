@@ -92,12 +92,11 @@ class Goodput:
     stall_s: float
     """Seconds for which training waits at a checkpoint."""
     restart_s: float
-    """Seconds from a failure until training goes on at full rate, the checkpoint read."""
+    """Seconds from a failure until training continues at full rate, including reading the checkpoint."""
     reload_s: float
     """The part of `restart_s` in which the checkpoint is read."""
     lost_steps: float
-    """Steps that fit into the time between the last checkpoint written and a failure, in the mean: they are computed
-    again."""
+    """Mean number of steps between the last written checkpoint and a failure, which are computed again."""
     under_way: int = 1
     """Mini-batches in the pipeline at once, which a failure also loses (the version difference)."""
     stages: tuple["StageCheckpoint", ...] = ()
@@ -200,7 +199,7 @@ def goodput(
 def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability) -> tuple[StageCheckpoint, ...]:
     """The checkpoints that each pipeline rank of a layout writes.
 
-    A rank's devices have their share of the storage's rate, as many each, and write as much of it each.
+    The devices of a rank share the storage's rate in proportion to their number, and each writes an equal part.
     """
     model = step_problem_of(problem)
     (layout_batch,) = layout_batches(model, [layout])

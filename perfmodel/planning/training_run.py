@@ -31,7 +31,7 @@ class TrainingRun:
     days_hi: float | None
     usd_per_device_hour: float | None
     price_source: str
-    """Name of whose list price that is; `given` where the user states it."""
+    """Provider of the list price; `given` if the user states the price."""
     cost_usd: float | None
     """Cost of training on all tokens."""
     usd_per_million_tokens: float | None

@@ -30,13 +30,13 @@ class LayerCopies(NamedTuple):
     """Copies of layers' activations to the host and back."""
 
     moved: Float[np.ndarray, "copies blocks"]
-    """Blocks whose activations each carries."""
+    """Blocks whose activations each copy carries."""
     beside: Float[np.ndarray, "copies blocks"]
-    """Blocks that run beside each."""
+    """Blocks that run during each copy."""
     forward_at: Int[np.ndarray, " copies"]
-    """Layers at whose end forward waits for each."""
+    """Layers after which the forward pass waits for each copy."""
     backward_at: Int[np.ndarray, " copies"]
-    """Layers before whose backward each is waited for."""
+    """Layers whose backward pass waits for each copy."""
 
     @classmethod
     def of(cls, blocks: ShardBlocks, offloaded: int) -> "LayerCopies":

@@ -33,7 +33,7 @@ class BlockEvents(NamedTuple):
     in_rings: Bool[Any, " ops"]
     """Collectives that `tp_overlap` can cut into ring steps: tensor parallelism's, which products depend on."""
     layers: Bool[Any, " blocks"]
-    """Blocks in which `tp_overlap` does so: not embedding and head."""
+    """Blocks to which `tp_overlap` applies: all but embedding and head."""
     overlappable: Bool[Any, " ops"]
     """See `ShardBlocks.overlappable`."""
     beside_attention: Bool[Any, " ops"]
@@ -310,7 +310,7 @@ NVIDIA/nccl issue 1041). So the same exchange over more nodes slows no less than
 TILE: Final = (128, 256)
 """Rows and columns of a product that a thread block computes: cuBLAS' largest tile on tensor cores."""
 ONE_WAVE_LOST: Final = 0.5
-"""Share of the time beside a collective that a product loses which takes two waves instead of one."""
+"""Share of the overlapped time that a product loses because it takes two waves instead of one."""
 MOST_HELD: Final = 0.25
 """Share of a small device's multiprocessors that is held at most, as fewer channels are started there. Assumed."""
 _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")

@@ -164,9 +164,9 @@ class ScheduleFacts:
     activations: tuple[float, float]
     """Most micro-batches alive at once, on the device with the fewest and on the one with the most."""
     weights: tuple[int, int]
-    """Copies and versions of a stage's weights, likewise."""
+    """Copies and versions of a stage's weights, on the device with the fewest and on the one with the most."""
     version_difference: int
-    """Largest of any device once the pipeline is full; 1 without staleness."""
+    """Largest version difference of any device once the pipeline is full; 1 without staleness."""
     update_sequences: int
     """Independent sequences of updates (TiMePReSt, section 4.4)."""
 

@@ -169,8 +169,8 @@ class LiveState:
     """Whether weight gradients are separate passes, on which only the step's end depends."""
 
     def with_slots(self, slots_per_stage: int, n_stages: int) -> "LiveState":
-        """The state under a framework that plans places for so many micro-batches per stage, on all ranks but that of
-        the last stage; 0: as it is.
+        """The state if the framework reserves memory for this number of micro-batches per stage, on all ranks except
+        the last; 0: unchanged.
 
         OneFlow puts a buffer behind each tensor that a backward pass reads from a forward pass, on all stages but the
         last, with as many places as twice the number of stages (oneflow/core/job_rewriter/pipeline_buffer_pass.cpp

@@ -177,8 +177,8 @@ class MemoryCosts:
     keeps_outputs: bool = False
     """A stage keeps the tensor that it sends until its backward (Megatron-LM frees it once it is sent)."""
     slots_per_stage: int = 0
-    """Micro-batches per pipeline stage whose activations every rank but the last has places for, however early their
-    backward comes; 0: places are freed and taken as passes run."""
+    """Number of micro-batches per pipeline stage for whose activations every rank except the last reserves memory; 0:
+    memory is allocated and freed as passes run."""
     planned_memory: bool = False
     """Tensors are placed before the run, so that nothing is lost between them (OneFlow, XLA)."""
     memory_margin: float = 0.04

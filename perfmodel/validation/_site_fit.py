@@ -55,8 +55,8 @@ def fit_sites(
 
     Args:
         files: tables of runs (columns of `validate cases`); files of other kinds are named in the answer.
-        unstated: beginnings of names of sources that do not constrain the time of products: their tables leave
-            recompute or the kernels to recipes, or their device was never measured.
+        unstated: prefixes of names of sources that do not constrain the time of products, because their tables leave
+            recompute or kernels to recipes, or their device was never measured.
         undo: a framework without the facts that were looked up with a source's results in view; intervals are fitted
             to errors without them.
         looked_at: whether facts of any kind were ever looked up with a source's results in view. Such sources count

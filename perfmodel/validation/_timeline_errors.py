@@ -60,9 +60,9 @@ class TimelineErrors:
     """Share of the batch time in which the device computes nothing (its pipeline bubble and waits)."""
     measured_idle: Float[np.ndarray, " devices"]
     stages: "pd.DataFrame"
-    """Section 5.4, a row per device, stage, phase and micro-batch: `start_error` and `end_error`, |predicted -
-    measured| time stamp / measured batch time, median over the runs; `error`, the same of the mean of both; and
-    `time_error`, (predicted - measured) / measured duration of the pass, which the paper does not have."""
+    """One row per device, stage, phase and micro-batch (section 5.4). `start_error` and `end_error` are |predicted -
+    measured| time stamp / measured batch time; `error` is the mean of the two in a run. `time_error`, which the paper
+    does not have, is (predicted - measured) / measured duration of the pass. All four are medians over the runs."""
     runs: int
 
     @property
@@ -223,9 +223,9 @@ def _number(value: Any) -> float | None:
 def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timeline]) -> TimelineErrors:
     """Batch-time, per-device and per-stage errors of a prediction (DistSim, sections 5.2 to 5.4).
 
-    Computations are the ops of the compute streams that the prediction gives a time, whatever runs there in order
-    with the kernels (as tensor-parallel collectives do) included; communication beside them is not compared.
-    Passes of a program whose ops are single instructions run from the first instruction's start to the last's end.
+    Computations are all ops with a predicted time on the compute streams, including collectives that run in sequence
+    with the kernels, such as tensor-parallel ones. Communication on other streams is not compared. Passes of a program
+    whose ops are single instructions run from the first instruction's start to the last's end.
 
     Args:
         predicted: as from `execution.simulate` or `timeline.times`.

@@ -185,8 +185,8 @@ def log_time_and_positions(
 
     With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the device figures in
     `inputs` (and the parameters). With `host_launch` the software's launch floor is added, as eager measurements have
-    it. Elsewhere the same work takes the base time of the figures there, and what it takes beyond is as here: no more
-    of any rate makes a kernel slower.
+    it. On another part of the die (`Elsewhere`), the base time follows the figures of that part and the residual stays,
+    so that a higher rate never makes a kernel slower.
     """
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype

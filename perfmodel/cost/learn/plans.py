@@ -42,7 +42,7 @@ class Term(NamedTuple):
     stack: int
     kind: KernelKind
     figures: Figures
-    """Device whose time it is (the asked one, or a donor's own within a ratio)."""
+    """Device whose time is evaluated: the requested one, or a donor within a ratio."""
     work: KernelKind | None = None
     """Kind of kernel that is asked for, if `kind` is measured in place of it."""
     home: Figures | None = None
@@ -121,12 +121,11 @@ def make_plan(
     Args:
         direct: whether the device's own stack may answer, if it has the kind.
 
-    A source that nobody measured says nothing: its rows are answered as if none was named. A software named in
-    full, with its source, means both.
+    Sources without measurements are ignored. A software that is named with its source selects both.
 
-    Devices of one die share their kernels: each is answered as the most measured one of them is, and its time moves
-    from there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or
-    it was measured by the user.
+    Devices of one die share their kernels: the answer for each starts from the device with the most measurements
+    (`Term.home`) and is adjusted to the figures of the other. If several of them were measured, their mean is used,
+    unless the request names the source of one, or the user measured it.
     """
     known_source, known_software = _known_names(stacks, source, software)
     request = KernelRequest(stacks, figures, kind, known_source, known_software)

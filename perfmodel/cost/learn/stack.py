@@ -80,7 +80,7 @@ class Figures:
     def same_kernels(self, figures: "Figures") -> bool:
         """Whether kernels are equally fast: the same device, or one with a different memory size only.
 
-        Of a device whose figures are changed, as of the one that the catalog has: what was measured on that stays so.
+        Changed figures of a catalog device count as that device, so that its measurements still apply.
         """
         return self.name == figures.name or self.nominal._of_kernels == figures.nominal._of_kernels
 
@@ -140,8 +140,8 @@ def fastest_units(die: str) -> Mapping[str, float]:
 def with_whole_units(figures: Figures) -> Figures:
     """The figures of a part whose tensor units are as fast as those of the fastest part of its die.
 
-    Some parts have them slowed down by design, as the H20 has those of the H100, and all else left as it was. The
-    figures themselves where they are of the fastest part, or of a die that no other device has.
+    Some parts have slower tensor units by design (H20 compared with H100) and are otherwise unchanged. Figures of the
+    fastest part of a die, or of a die with a single device, are returned as they are.
     """
     if not figures.die:
         return figures

@@ -170,8 +170,9 @@ class Conditions:
     def late_s(self, issued_s: float, emulated: int) -> float:
         """Seconds by which the last emulated member arrives after this rank.
 
-        They have computed the same since all were last together, `straggler` times as long and each with a log-normal
-        factor of its own: the largest of n of these is where the n-th power of the distribution function is uniform.
+        Emulated members have computed the same work since the last common collective, `straggler` times as slowly, each
+        with its own log-normal factor. The largest of n factors is drawn by making the n-th power of the distribution
+        function uniform.
         """
         # Before the first common moment nobody can be late.
         if emulated == 0 or self._together_s == 0:

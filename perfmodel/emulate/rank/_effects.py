@@ -1,7 +1,7 @@
 """Fills buffers after collectives: real data from real ranks, placeholders from emulated ones.
 
-Emulated ranks compute nothing. To reductions they add nothing; what they would have gathered or sent is a copy of
-this rank's own, so that sizes that scripts exchange fit; what comes from them alone (a message) is zeros.
+Emulated ranks compute nothing. They add nothing to reductions. Parts that they would have gathered or sent are copies
+of this rank's own, so that sizes which scripts exchange are plausible; messages from an emulated rank are zeros.
 """
 
 import time

@@ -30,9 +30,9 @@ class Span:
     end_s: float
     phase: Phase
     after: tuple[int, ...]
-    """Calls of the iteration, by position, that it had to wait for before."""
+    """Positions of the calls that it had to wait for."""
     issues: int
-    """Call that it makes at its end, -1 for none."""
+    """Position of the call that it makes at its end; -1 for none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class Iteration:
 def iteration(rank: RankRun, number: int) -> Iteration:
     """Cut iteration `number` (from 1) of a rank at its calls and waits.
 
-    A wait that the script does not make itself is the one of DistributedDataParallel: at the end of backward, for all
-    that backward has called. It begins where the thread has had its processor time.
+    DistributedDataParallel waits without a call by the script: at the end of the backward pass, for all collectives
+    that this pass has issued. The wait begins when the thread's own work is done.
     """
     # Iteration n lies between the ends of steps n - 1 and n; all times count from its start.
     first, last = rank.ends.iloc[number - 1], rank.ends.iloc[number]

@@ -44,7 +44,7 @@ class LaunchFormat:
     switches: frozenset[str] = frozenset()
     """Arguments of a command line that take no value."""
     elsewhere: tuple[str, ...] = ()
-    """Fields of `Layout` that the training script sets, not the file: comments of the file keep them."""
+    """Fields of `Layout` that the training script sets instead of the file; exported files keep them in comments."""
     defaults_file: str = ""
     """Name of the file with all of the framework's defaults, which other files include."""
     framework: Callable[[Fields, Entries], str] | None = None

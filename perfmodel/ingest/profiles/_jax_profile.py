@@ -44,7 +44,7 @@ class XplaneFile:
     """One process's profile."""
 
     work: tuple[DeviceEvent, ...]
-    """Events of all devices; of a profile of CPUs those of XLA on the host."""
+    """Events of all devices; for CPU profiles, the events of XLA on the host."""
     ranges: tuple[Range, ...]
     modules: dict[str, HloModule]
 

@@ -47,7 +47,7 @@ PHASES: Final = (
     "offload",
     "reload",
 )
-"""Part of a step that an activity belongs to, in the order of `program.Kind`; the first stands for not known."""
+"""Parts of a step that an activity may belong to, in the order of `program.Kind`; the first means unknown."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ class Call:
     kind: ActivityKind
     device: int
     step: int
-    """-1 outside of every step that is marked."""
+    """Number of the step; -1 outside marked steps."""
     phase: str
     start_s: float
     end_s: float

@@ -12,7 +12,7 @@ from perfmodel.display import json_text
 def write_atomic(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
     """Call `write` on a temporary file beside `path`, then rename it over `path`.
 
-    A device or a pipe, such as `/dev/stdout`, is written itself.
+    Devices and pipes, such as `/dev/stdout`, are written directly.
 
     Raises:
         OSError: `path` cannot be written; the error names it, not the temporary file.

@@ -100,7 +100,7 @@ _UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_u
 
 
 NEEDED_OF_RUNS: Final = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
-"""Columns without which a table is none of runs."""
+"""Columns that every table of runs must have."""
 
 
 def _job_file_columns() -> dict[str, tuple[str, str]]:

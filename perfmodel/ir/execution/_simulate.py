@@ -83,7 +83,7 @@ def simulate_on_cores(
         structure: of a program (without lags).
         core_s: seconds for which every op needs its rank's core.
         network_s: seconds that it then waits for messages.
-        credit_s: seconds that this may take less, as far as the rank's link was idle before.
+        credit_s: seconds by which this wait is shorter if the rank's link was idle for as long before.
         cores: core of each rank.
     """
     # An event queue, because who gets a core first depends on when work arrives; the critical path cannot say that.

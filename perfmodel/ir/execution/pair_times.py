@@ -83,7 +83,7 @@ class Curve:
     time_s: Float[np.ndarray, " points"]
     """Times of calls that follow a pause."""
     steady_s: Float[np.ndarray, " points"]
-    """Times of calls in a row of calls."""
+    """Times of calls that directly follow other calls."""
 
     def at(self, operand_bytes: float) -> float:
         """Seconds of a call, interpolated linearly between points and extrapolated beyond the last."""
@@ -112,9 +112,9 @@ class EventTime(NamedTuple):
     core_s: float
     """Seconds in which it needs its core."""
     network_s: float = 0.0
-    """Seconds in which it then waits for messages, of a link that is never idle."""
+    """Seconds that it then waits for messages on a link without idle time."""
     credit_s: float = 0.0
-    """Seconds by which that wait may be shorter after as long a pause."""
+    """Seconds by which the wait may be shorter if the link was idle for as long before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class PairTimes:
         """Time of an event on each of its ranks.
 
         Raises:
-            NoDataError: for an event of which nothing like it was measured.
+            NoDataError: no similar event was measured.
         """
         if isinstance(event, Kernel):
             if event not in self.kernels_s:

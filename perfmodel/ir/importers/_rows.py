@@ -108,7 +108,7 @@ def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
-    """Ranks that differ along some axes of a mesh only, ranks counted with the last axis fastest.
+    """Groups of ranks that differ only along some axes of a mesh; rank numbers vary fastest along the last axis.
 
     Raises:
         PerfModelError: an axis that the mesh does not have.

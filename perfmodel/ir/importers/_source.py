@@ -29,9 +29,9 @@ class SourceSettings:
     """Settings to complete a source."""
 
     batch: int | None = None
-    """Samples, of a catalog model."""
+    """Number of samples, for catalog models."""
     seq_len: int = 0
-    """Tokens per sequence, of a catalog model (0: its own)."""
+    """Tokens per sequence, for catalog models (0: the model's own)."""
     dtype: str = "fp32"
     """Element type of a catalog model."""
     mode: Mode | None = None

@@ -48,7 +48,7 @@ class NcclTests:
     folder: str = ""
     """Folder of the programs (`all_reduce_perf`, ...) on every node; empty: they are on the search path."""
     arguments: str = "-w 5 -n 20 -N 8"
-    """Arguments of every program: warm-up, iterations per time, times whose median counts."""
+    """Arguments of every program: warm-up calls, iterations per timing, and number of timings, whose median is used."""
     timeout_s: float = 900.0
     """Seconds that one run of a program may take."""
 
@@ -125,7 +125,7 @@ def nccl_tests_rows(
 
 
 def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
-    """Cut into runs whose sizes grow by one whole factor each, with that factor (2 for a single size)."""
+    """Split sizes into runs that grow by a constant whole factor, each with its factor (2 for a single size)."""
     runs: list[tuple[list[Point], int]] = []
     for point in points:
         if runs:

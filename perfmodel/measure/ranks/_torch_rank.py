@@ -209,7 +209,7 @@ class NcclSession(GlooSession):
 
 
 def evenly_divided(clock_s: Sequence[float], parts: Sequence[int]) -> list[Span]:
-    """Spans of calls of which only the ends of bundles were timed.
+    """Approximate spans of single calls, if only the ends of bundles were timed.
 
     Args:
         clock_s: start of the first bundle, then the end of each.

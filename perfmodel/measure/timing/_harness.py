@@ -72,11 +72,11 @@ class StoppingRule:
     confidence: float = 0.95
     """Probability that the interval covers the true median."""
     min_repeats: int = 8
-    """Kept samples before the interval is looked at; at 95 % none exists below 6."""
+    """Number of kept samples before the interval is checked; at 95 % it needs at least 6."""
     max_repeats: int = 200
     """Undisturbed samples after which the measurement ends, however wide the interval is."""
     max_s: float = 1.0
-    """Time after which no further sample starts, those set aside counted in."""
+    """Time after which no further sample starts, including samples that are set aside."""
     min_sample_s: float = 2e-3
     """Calls are bundled until a sample takes this long, well above the clock's resolution."""
     interference_limit: float = 0.06

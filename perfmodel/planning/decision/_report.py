@@ -57,9 +57,10 @@ class DecisionReport:
         """This report with a comparison of clusters.
 
         Args:
-            records: one per cluster, in any order: `cluster`, `layout` (its best), `devices`, and of `step_time_s`,
-                `tokens_per_s`, `mfu`, `usd_per_million_tokens`, `energy_per_million_tokens_j`, `days`, `cost_usd` what
-                is known, as in the `clusters` of `ClusterComparison.to_dict`; or `cluster` and `why` there is none.
+            records: one per cluster, in any order, as in the `clusters` of `ClusterComparison.to_dict`: `cluster`,
+                `layout` (its best) and `devices`, and those of `step_time_s`, `tokens_per_s`, `mfu`,
+                `usd_per_million_tokens`, `energy_per_million_tokens_j`, `days` and `cost_usd` that are known; or
+                `cluster` and the reason `why` it has no layout.
         """
         return replace(self, data=self.data | {"clusters": [dict(record) for record in records]})
 

@@ -17,8 +17,8 @@ from perfmodel.errors import PerfModelError, UnknownNameError, plain_text
 class Interval:
     """All values between two ends, which may be infinite; element by element.
 
-    Every operation contains all results that values inside its operands can have (Moore, Interval Analysis, 1966,
-    fundamental theorem): that is what makes bounds of formulas sound, whatever the formula.
+    The interval that an operation returns contains its result for all values inside the operands (Moore, Interval
+    Analysis, 1966, fundamental theorem). Bounds of any formula are therefore sound.
     """
 
     lo: Float[np.ndarray, "*shape"]

@@ -56,11 +56,11 @@ class MeasurementValue:
     places: tuple[int, ...]
     """Places of the layouts that are run, among those that are chosen from."""
     regret: float
-    """Expected log ratio of the step time that is chosen after the measurement to the shortest one."""
+    """Expected log of the step time of the layout chosen after the measurement, relative to the shortest one."""
     moves: float
     """Probability that the measurement changes which layout is chosen."""
     instead: int | None
-    """The layout that is most likely chosen then; None where the choice stays."""
+    """The layout that is most likely chosen then; None if the choice stays the same."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -41,7 +41,7 @@ class Question:
     space: SearchSpace
     calibration: Path | None = None
     scenario: Scenario = field(default_factory=Scenario)
-    """Changes of the machine, but for its memory, which the cluster has."""
+    """Changes of the machine, except its memory, which is a property of the cluster."""
     kernels: PricesKernels | None = None
     """Prices of kernels instead of the calibration's."""
 

@@ -37,7 +37,7 @@ class BandwidthResult:
     equal_s: float
     """Step time with all multiples 1."""
     certificate: Certificate
-    """Over all splits of the same budget."""
+    """Lower bound over all splits of the same budget."""
     seconds: float
 
     @property

@@ -53,7 +53,7 @@ class PartitionResult:
     given_s: float | None
     """Step time of the layout as it was given; None where it does not fit into memory."""
     certificate: Certificate
-    """Over all partitions and recompute choices of the space."""
+    """Lower bound over all partitions and recompute choices of the space."""
     evaluated: int
     """Layouts evaluated by full evaluation of the schedule."""
     seconds: float

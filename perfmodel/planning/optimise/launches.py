@@ -54,8 +54,8 @@ class LaunchChoices:
     full_layers: bool = True
     """Whether some layers of a stage may recompute in full."""
     by_stage: bool = True
-    """Whether these may be another number on every stage; else it is one number for all, and no other layer recomputes
-    anything (Megatron-LM's recompute method `block`)."""
+    """Whether this number may differ between stages. Otherwise one number holds for all stages, and the other layers
+    recompute nothing (Megatron-LM's recompute method `block`)."""
 
 
 def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> PartitionResult:

@@ -36,7 +36,7 @@ HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
 LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overhead_s")
 """Fields of `Framework` that are 0 unless runs say otherwise, and never negative."""
 SKEW: Final = "collective_skew_s"
-"""Field of `Framework` to which a profile adds what ranks wait beyond it, or takes away; whole runs do not tell it."""
+"""Field of `Framework` that a profile corrects by the measured waits of ranks; whole runs cannot determine it."""
 
 
 def _link_factors() -> Iterator[str]:

@@ -67,7 +67,7 @@ class Coverage:
     base: float = 0.0
     """Log of the factor of a run of which everything is known."""
     power: float = 1.0
-    """Power of the half-width that the model of sites gives: below 1 where that differs more between runs than errors
+    """Exponent of the half-width of the model of sites; below 1 if these half-widths vary more between runs than errors
     do."""
     added: Mapping[str, float] = field(default_factory=dict)
     """Half-width that the whole of each driver in `UNKNOWNS` adds, in quadrature: less knowledge never narrows an
@@ -334,7 +334,7 @@ class SitePopulation:
     common: Mapping[str, Any]
     """Numbers that are the same for every site, by the names of `SitePrior`."""
     of: Mapping[str, Mapping[str, list[float]]]
-    """By `key`, `mean` and the lower triangle of `covariance`."""
+    """`mean` and the lower triangle of `covariance`, by `key`."""
     seen: Seen = field(default_factory=Seen)
     """Frameworks, devices, years and models of the runs that it was fitted to."""
 
@@ -399,7 +399,7 @@ NEUTRAL: Final = SitePopulation(
         }
     },
 )
-"""Physics alone, as if it were certain of everything but its events: the record is compared with it."""
+"""Physics alone, with uncertain events only; published runs are compared with it to fit the model."""
 
 
 def key(framework: str, architecture: str) -> str:

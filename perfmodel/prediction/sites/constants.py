@@ -175,7 +175,7 @@ class MemorySpread:
     def share_that_fits(self, probability: float) -> float:
         """The largest predicted share of device memory at which a layout fits with this probability.
 
-        The inverse of `probability` for a capacity of 1: infinite for 0, and 0 for certainty, which nothing gives.
+        The inverse of `probability` for a capacity of 1: infinite for probability 0, and 0 for probability 1.
         """
         if probability <= 0:
             return inf

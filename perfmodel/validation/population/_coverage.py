@@ -44,7 +44,7 @@ _WHOLE_GROUP_WEIGHT: Final = 0.25
 _LOOKED_AT_WEIGHT: Final = 0.5
 """Weight of sources whose errors were in view when facts were looked up: not all of these facts can be undone."""
 TEAM: Final = "team"
-"""Name of what was left out where it was no whole group."""
+"""Label of runs for which only their team was left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class LeftOutRuns:
     """Runs predicted by a model fitted without them."""
 
     left_out: np.ndarray
-    """`TEAM`, or which of `WHOLE_GROUPS`, for every run."""
+    """Group that was left out for each run: `TEAM`, or one of `WHOLE_GROUPS`."""
     source: np.ndarray
     error: Float[np.ndarray, " runs"]
     """log(measured / predicted)."""

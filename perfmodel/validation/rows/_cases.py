@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COPIES_TO_HOST: Final = "copies of activations to the host"
-"""Name of what `Case.assumed` holds where a run may copy activations to the host and nothing says whether it does."""
+"""Entry of `Case.assumed` for runs that may copy activations to the host but do not state it."""
 CONVERSATIONS: Final = "lengths of packed conversations"
-"""Name of what `Case.assumed` holds where a run's trainer packs conversations and nothing says how long they are."""
+"""Entry of `Case.assumed` for trainers that pack conversations of unknown length."""
 
 
 @dataclass(frozen=True)
