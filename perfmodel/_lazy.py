@@ -11,7 +11,7 @@ from typing import Any
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package that offers the names it imports under `if TYPE_CHECKING`.
 
-    Each comes from its module on first use, so that a process imports what it uses alone.
+    Each comes from its module on first use, so that a process imports only what it uses.
     """
     source_of = _type_checking_imports(package)
 

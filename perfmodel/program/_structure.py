@@ -147,7 +147,7 @@ class Structure:
 
     @property
     def spans(self) -> list[int]:
-        """Numbers of micro-batches that passes of some variant compute in one go."""
+        """How many micro-batches a pass may compute in one go, in any variant."""
         return np.unique(self.variants[:, 0]).tolist()
 
     @property

@@ -74,11 +74,11 @@ class Network:
     def gbit_per_s_per_device(self, devices_per_node: int, devices_per_rack: int = 0) -> float | None:
         """Rate per device when all communicate; None if not stated.
 
-        Adapters of a node beyond a whole number for each device serve storage.
+        Each device has the same whole number of adapters; the rest of a node's adapters serve storage.
 
         Args:
-            devices_per_node: that share the adapters of a node (of a tray, in a rack of NVLink).
-            devices_per_rack: that share what is told per rack.
+            devices_per_node: devices that share the adapters of a node (of a tray, in a rack of NVLink).
+            devices_per_rack: devices that share a rate that is stated per rack.
         """
         if self.gbit_per_s is None:
             return None
@@ -93,7 +93,7 @@ class Network:
 
     @property
     def detail(self) -> int:
-        """Detail of the words on its rate: 2 if adapters are counted, 1 if there is a rate, else 0."""
+        """How much is known about its rate: 2 if adapters are counted, 1 if only the rate is known, else 0."""
         if self.gbit_per_s is None:
             return 0
         return 1 if self.adapters is None else 2

@@ -108,13 +108,15 @@ def make_plan(
     1. A stack of this device that has the kind: of the named software or at least source, or, where
        none is named, the best stand-in for a training job.
     2. A stack of this device (and source) that has a related kind, times the ratio between the two
-       kinds on the most similar device that has both (backward over forward, say). Where the related kind is
-       another op, its kind on siblings tells more (`training/kinds_left_out.py`): devices of the same
-       silicon with another memory, in the same software or where the ratio is not of one software either.
-    3. The stacks that tell most about it: log times averaged over devices by similarity, trust in
-       the software and number of rows, each under its own efficiencies and residual but with the
-       asked device's figures. Where nearer relatives were timed in forward alone, their forward, times the
-       ratio between the two passes on the most similar device that has both.
+       kinds on the most similar device that has both (backward over forward, say). If the related kind is of
+       another op, the kind itself on a sibling predicts better (`training/kinds_left_out.py`). Siblings are devices of
+       the same silicon with another memory. They have to be timed in the same software, unless the ratio mixes
+       software too.
+    3. The stacks that tell most about it. Each predicts the kind with its own efficiencies and residual and with the
+       figures of the device that is asked for. The logs of these times are averaged with weights that grow with the
+       device's similarity, the trust in the software and the number of rows. If only the forward pass was timed on
+       more similar devices, the answer is their forward, times the ratio between the two passes on the most similar
+       device that has both.
 
     Backward of attention that was not timed on the device goes by its forward (`_by_own_forward`) before all of these.
 

@@ -185,7 +185,7 @@ def own_s(start_s: float, end_s: float, users: Sequence[User]) -> float:
 
 
 def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
-    """Return the end of work that begins at `start_s`, on the share of the core that the users leave."""
+    """Return when work that begins at `start_s` ends, if it has only the share of the core that `users` leave free."""
     # The share of the core is constant between two moments, so work is done piece by piece.
     *moments_s, _ = _moments_s(start_s, float("inf"), users)
     for low_s, high_s in pairwise(moments_s):

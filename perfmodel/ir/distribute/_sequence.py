@@ -41,7 +41,7 @@ class _Slicing:
         self._program, self._types, self._count = program, program.types, count
         self._spread: dict[str, Sharding] = {}
         self._names: dict[str, Sequence[str]] = {}
-        """Values that hold a slice each, or all the same one."""
+        """By value: its names on the slices, either one name per slice or the same one for all."""
         self._cuts: dict[tuple[str, str, int], Sequence[str]] = {}
         self._forward: list[list[Instruction]] = [[] for _ in range(count)]
         self._backward: list[list[Instruction]] = [[] for _ in range(count)]

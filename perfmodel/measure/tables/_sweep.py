@@ -113,12 +113,12 @@ def sweep(
     """Measure every point at least once; disturbed points are measured again, in up to `attempts` passes.
 
     Args:
-        partial: where rows are kept; undisturbed ones found there are not measured again.
-        earlier: rows of a finished table, asked for where no interrupted run is found.
+        partial: file that keeps the rows of an interrupted run; its undisturbed rows are not measured again.
+        earlier: gives the rows of a finished table; called only if there is no interrupted run.
 
     Returns:
-        One row per distinct point in the order of `points`, the least disturbed of its measurements;
-        then rows found of points that were not asked for, which stay in the table.
+        One row per distinct point in the order of `points`, the least disturbed of its measurements. Earlier rows of
+        points that are not in `points` follow.
     """
     # All measurements of each point, those of earlier runs first.
     point_of_key = {point_key(point): point for point in points}

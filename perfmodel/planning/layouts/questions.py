@@ -63,7 +63,7 @@ class Question:
 
     @cached_property
     def weights(self) -> WeightFiles:
-        """The calibration's weights when first read."""
+        """The calibration's weights, read on first use."""
         return weight_files(self.calibration)
 
     @property

@@ -88,9 +88,9 @@ class LinkConstants:
     shift_between_s: Array
     """Stated latency of a hop between nodes beyond the usual one."""
     usual_inside_s: Array
-    """Latency that clusters usually state of such links inside a node."""
+    """Latency that descriptions of clusters usually give for such links inside a node."""
     usual_between_s: Array
-    """Latency that clusters usually state of such links between nodes."""
+    """Latency that descriptions of clusters usually give for such links between nodes."""
     post_s: Array
     """Least time of a step of a ring over several nodes, inside a node too: every step hands the network a message."""
     peer_s: Array
