@@ -305,7 +305,8 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
 
 def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
     """Buckets of so many layers, filled from the last layer on; those that are left over at the end are empty."""
-    filled = -(-layers // size)
+    # A stage with nothing but the embedding or the head has no layer to put into a bucket.
+    filled = max(1, -(-layers // size))
     first = layers - size * (filled - 1)
     return (first, *(size,) * (filled - 1), *(0,) * (number - filled))
 

@@ -83,6 +83,16 @@ def test_shares_of_stages_have_a_slope_however_the_compiler_rounds(level: int) -
     assert np.isfinite(slopes(jax.random.normal(jax.random.key(0), (1024, 5)))).all()
 
 
+@pytest.mark.parametrize(
+    ("text", "layers"), [("pp=3,dp=2,partition=6-6-0", [6, 6, 0]), ("pp=2,dp=2,partition=0-12", [0, 12])]
+)
+def test_a_stage_without_layers_has_no_buckets(text: str, layers: list[int]) -> None:
+    result = launchable_buckets(PROBLEM, Layout.parse(text))
+    assert [sum(of_stage) for of_stage in result.buckets] == layers
+    assert len({len(of_stage) for of_stage in result.buckets}) == 1
+    assert result.step_time_s < 1.001 * result.given_s
+
+
 def test_buckets_of_one_size_are_what_frameworks_fill() -> None:
     layout = Layout.parse("pp=2,dp=2")
     result = launchable_buckets(PROBLEM, layout)
