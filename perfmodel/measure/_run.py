@@ -191,6 +191,9 @@ def check_machine(plan: Plan, backend: str, agents: Sequence[Agent] = ()) -> Non
     """
     # The device of nccl-tests is the one that its programs print (`nccl_tests_rows`).
     if backend == "nccl-tests":
+        tests = _nccl_tests_of(plan)
+        for op in plan.collectives:
+            tests.check_program(op)
         return
 
     # Kernels, on the device that the backend finds.

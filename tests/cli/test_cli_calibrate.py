@@ -293,3 +293,11 @@ def test_bad_input_is_one_line_and_status_2(capsys, tiny: Path, monkeypatch: pyt
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert message in err
+
+
+def test_a_dry_run_names_the_launcher_that_is_not_here(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    plan = ROOT / "calibrate" / "two_nodes.toml"
+    status, text, _ = run(capsys, "calibrate", "--plan", plan, "--backend", "nccl-tests", "--dry-run", "--json")
+    assert status == 0
+    assert json.loads(text)["refused_here"].startswith("mpirun: no such program")

@@ -63,6 +63,17 @@ class NcclTests:
 
         return 2 * argument("-N", 1) * (argument("-w", 1) + argument("-n", 20))
 
+    def check_program(self, op: Collective) -> None:
+        """Refuse a launcher or program that this machine lacks.
+
+        Raises:
+            CalibrationError: naming it.
+        """
+        # The supervisor would tell no more of a missing program than exit status 127.
+        program = self.command(op, int(op.bytes), int(op.bytes), 2)[0]
+        if shutil.which(program) is None:
+            raise CalibrationError(f"{program}: no such program; set launcher and folder of [nccl_tests]")
+
     def command(self, op: Collective, least: int, most: int, factor: int) -> list[str]:
         """The command that measures sizes from `least` to `most` bytes, each `factor` times the one before."""
         # One GPU per process (`-g 1`); the launcher starts as many processes as there are ranks.
@@ -118,6 +129,7 @@ def nccl_tests_rows(
             for point in run:
                 progress(point)
             op = run[0].collective
+            tests.check_program(op)
             command = tests.command(op, int(op.bytes), int(run[-1].collective.bytes), factor)
             table = _measured(command, tests.timeout_s, None if any_device else device)
             for point in run:
@@ -142,9 +154,6 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
 def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
     """The table that a program prints, checked to be of `device` if that is given."""
     shown = shlex.join(command)
-    # The supervisor would tell no more of a missing program than exit status 127.
-    if shutil.which(command[0]) is None:
-        raise CalibrationError(f"{command[0]}: no such program; set launcher and folder of [nccl_tests]")
     try:
         done = run_supervised(command, timeout_s)
     except subprocess.TimeoutExpired:
