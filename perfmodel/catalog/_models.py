@@ -63,7 +63,7 @@ def model(name_or_path: str | Path | Model) -> Model:
 
 
 _VARIANT: Final = re.compile(
-    r"-(hf|base|instruct|chat|sft|it|pt|thinking|fp16|bf16|fp8|bnb|awq|gptq|[48]-?bits?|v\d+(\.\d+)*|2[0-9]{3})$"
+    r"-(hf|base|instruct|chat|sft|it|pt|thinking|fp16|bf16|fp8|bnb|awq|gptq|int[48]|nf4|w\d+a\d+|[48]-?bits?|v\d+(\.\d+)*|2[0-9]{3})$"
 )
 """Endings of names on a hub that tell how a model was fine-tuned; the architecture does not depend on them."""
 
@@ -209,6 +209,8 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
             left_out="; ".join(filter(None, (*left_out, relative.left_out))),
             **_with_assumed_length(fields),
         )
+    except huggingface.CannotDescribeError as error:
+        raise huggingface.cannot_describe(family, str(error), config) from None
     except PerfModelError as error:
         raise PerfModelError(f"{place}: {error}") from None
 

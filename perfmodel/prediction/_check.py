@@ -36,7 +36,9 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
     check_layout(model, problem.cluster, problem.job, layout, problem.devices)
 
     # Megatron-LM and Hugging Face reduce each part of a layer whose parts run side by side.
-    if layout.tp > 1 and isinstance(model, Transformer) and model.block.parallel_blocks != "none":
+    # Experts beside attention return their results by collectives of their own.
+    has_parallel_blocks = isinstance(model, Transformer) and model.block.parallel_blocks != "none"
+    if layout.tp > 1 and has_parallel_blocks and model.experts is None:
         sentences.append(
             f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
             "tensor-parallel ranks is assumed; software that reduces each separately takes longer"

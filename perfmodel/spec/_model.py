@@ -1,7 +1,7 @@
 """Models: the architecture, which determines every shape, FLOP and parameter."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
@@ -43,6 +43,7 @@ _SIZES_OR_NONE: Final = (
     "longest_seq_len",
     "window",
     "full_attention_every",
+    "value_dim",
     "token_types",
     "mtp_layers",
     "position_offset",
@@ -192,15 +193,28 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: spectrogram needs decoder_layers, because tokens are the input of the decoder"
             )
 
+        attention = self.attention
+        if attention.window_heads is not None and not attention.window:
+            raise PerfModelError(f"{owner}: window_heads needs window, or leave it out")
+        has_own_heads = [name for name in ("window_heads", "value_dim", "keys_as_values") if self.value(name)]
+        if has_own_heads and (self.latent_attention is not None or self.decoder_layers):
+            raise PerfModelError(
+                f"{owner}: {' and '.join(has_own_heads)} cannot be combined with latent_attention or decoder_layers"
+            )
+
         # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
-        sequential = ("experts", "mixers", "latent_attention", "decoder_layers", "mtp_layers", "adaln")
+        sequential = ("latent_attention", "decoder_layers", "mtp_layers", "adaln")
         incompatible = [name for name in sequential if self.value(name)]
         if self.norms.norm_at != "input":
             incompatible.append("norm_at")
+        if any(len(layer) != 2 or layer[0] not in "*W" or layer[1] not in "-E" for layer in self.stack):
+            incompatible.append("mixers")
         parallel_blocks = self.block.parallel_blocks
+        if parallel_blocks == "two_norms" and self.experts is not None:
+            incompatible.append("experts")
         if parallel_blocks != "none" and incompatible:
             raise PerfModelError(
-                f"{owner}: parallel_blocks={parallel_blocks} needs layers of attention and a dense feed-forward, "
+                f"{owner}: parallel_blocks={parallel_blocks} needs layers of attention and a feed-forward, "
                 f"with norms at the input; leave out {' and '.join(incompatible)}"
             )
         if self.layer_groups > self.layers or (self.layer_groups and (self.hybrid.mixers or self.experts)):
@@ -234,6 +248,26 @@ class Transformer(Stated, Sectioned):
             has_experts = experts is not None and layer_of_experts >= 1 and layer_of_experts % experts.every == 0
             stack.append(("*" if sees_all else "W") + ("E" if has_experts else "-"))
         return tuple(stack)
+
+    @cached_property
+    def in_window(self) -> "Transformer":
+        """The model with the heads of attention in the window in place of those of full attention."""
+        heads = self.attention.window_heads
+        if heads is None:
+            return self
+        attention = replace(
+            self.attention,
+            window_heads=None,
+            value_dim=heads.value_dim,
+            attention_sinks=heads.attention_sinks,
+            keys_as_values=heads.keys_as_values,
+        )
+        return replace(self, heads=heads.heads, kv_heads=heads.kv_heads, head_dim=heads.head_dim, attention=attention)
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a head's values, without latent attention."""
+        return self.attention.value_dim or self.head_dim
 
     @property
     def mtp_stack(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from perfmodel.spec.parts import (
     SelectiveScan,
     ShortConv,
     Spectrogram,
+    WindowHeads,
 )
 
 MIXERS: Final = {
@@ -40,8 +41,16 @@ class AttentionForm(Stated):
     """Chunked attention: tokens attend to earlier ones in the same chunk of this size (Llama 4)."""
     full_attention_every: int = 0
     """With a window: every n-th layer has full attention (GPT-OSS: 2); 0 for none."""
+    window_heads: WindowHeads | None = None
+    """Heads of attention in the window, if they differ from those of full attention, which the other fields state."""
+    value_dim: int = 0
+    """Elements of a head's values, if they are fewer than those of its queries and keys (MiMo-V2); else 0."""
+    keys_as_values: bool = False
+    """Values are made by the projection of keys, which are then normalised and rotated (Gemma 4)."""
     qkv_bias: bool = False
     """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
+    output_bias: bool = False
+    """A bias in attention's output projection even where `bias` is off (InternLM)."""
     unbiased_projections: tuple[Literal["query", "key", "value"], ...] = ()
     """Projections of attention that have no bias even where `bias` is on (Whisper's keys)."""
     qk_norm: bool = False
@@ -50,15 +59,12 @@ class AttentionForm(Stated):
     """With `qk_norm`, queries and keys are normalised over all heads at once (OLMo 2)."""
     attention_gate: bool = False
     """Attention's result is multiplied by a gate, which the query projection also computes (Qwen3-Next)."""
+    head_gate: bool = False
+    """The result of every head is multiplied by one gate of its own (Step 3.5, Laguna)."""
     attention_sinks: bool = False
     """Every head has a learned score that takes part in its softmax (GPT-OSS)."""
     attention_softcap: bool = False
     """Scores are bounded by a tanh (Gemma 2), inside the fused kernel where there is one."""
-
-    @property
-    def query_projections(self) -> int:
-        """Projections to the width of the queries: the queries, and their gate if there is one."""
-        return 2 if self.attention_gate else 1
 
 
 @dataclass(frozen=True, kw_only=True)

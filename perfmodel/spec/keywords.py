@@ -30,6 +30,7 @@ from perfmodel.spec.parts import (
     SelectiveScan,
     ShortConv,
     Spectrogram,
+    WindowHeads,
 )
 
 
@@ -143,11 +144,16 @@ class AttentionKeywords(TypedDict, total=False):
     window: int
     chunked_window: bool
     full_attention_every: int
+    window_heads: WindowHeads | None
+    value_dim: int
+    keys_as_values: bool
     qkv_bias: bool
+    output_bias: bool
     unbiased_projections: tuple[Literal["query", "key", "value"], ...]
     qk_norm: bool
     qk_norm_of_all_heads: bool
     attention_gate: bool
+    head_gate: bool
     attention_sinks: bool
     attention_softcap: bool
 

@@ -32,6 +32,9 @@ class Experts(Stated):
     among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
     groups_kept: int = 1
     """Groups that a token may choose its experts from."""
+    branch_norms: bool = False
+    """Routed experts have norms of their own at both ends, the shared one has one behind it, and the router has one
+    before it and a scale for every expert (Gemma 4)."""
     latent: int = 0
     """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
@@ -72,6 +75,31 @@ class LatentAttention(Stated):
         sizes = dict(vars(self))
         require_whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
         require_whole("latent attention", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowHeads(Stated):
+    """Heads of attention in the window, where they differ from those of full attention (Step 3.5, Gemma 4, MiMo-V2)."""
+
+    heads: int
+    """Heads of queries."""
+    kv_heads: int
+    """Heads of keys and values."""
+    head_dim: int
+    """Elements of a head's queries and keys."""
+    value_dim: int = 0
+    """Elements of a head's values; 0: as many as of queries."""
+    attention_sinks: bool = False
+    """Every head has a learned score that takes part in its softmax."""
+    keys_as_values: bool = False
+    """Values are made by the projection of keys."""
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("heads", "kv_heads", "head_dim")}
+        require_whole("window_heads", sizes)
+        require_whole("window_heads", {"value_dim": self.value_dim}, least=0)
+        if self.heads % self.kv_heads:
+            raise PerfModelError(f"window_heads: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +182,16 @@ class DeltaNet(Stated):
     conv_kernel: int = 4
     chunk: int = 64
     """Tokens that are computed as one block of matrix products (section 3.3)."""
+    channel_decays: bool = False
+    """Every element of a key has a decay of its own (Kimi Delta Attention, arXiv 2510.26692), not one for each head."""
+    gate_rank: int = 0
+    """Rank of the projections to the output gate and to the decays (Kimi Linear); 0 for full ones."""
 
     def __post_init__(self) -> None:
-        require_whole("delta_net", vars(self))
+        sizes = dict(vars(self))
+        del sizes["channel_decays"]
+        require_whole("delta_net", {"gate_rank": sizes.pop("gate_rank")}, least=0)
+        require_whole("delta_net", sizes)
         if self.heads % self.key_heads:
             raise PerfModelError(f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}")
 
@@ -169,6 +204,11 @@ class DeltaNet(Stated):
     def convolved(self) -> int:
         """Channels of the convolution: values, queries and keys."""
         return self.values + 2 * self.key_heads * self.key_dim
+
+    @property
+    def decays(self) -> int:
+        """Decays of a token, over all heads."""
+        return self.heads * (self.key_dim if self.channel_decays else 1)
 
 
 @dataclass(frozen=True, kw_only=True)

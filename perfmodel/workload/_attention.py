@@ -52,7 +52,7 @@ def self_attention(
         return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
 
     # Queries, keys and values come from one product.
-    d, heads, kv = model.head_dim, local.heads, local.kv_heads
+    d, d_v, heads, kv = model.head_dim, model.value_dim, local.heads, local.kv_heads
     projections = _projections(model, local)
     _, width = projections[0]
 
@@ -77,13 +77,13 @@ def self_attention(
             local,
             kv_heads=heads if local.job.kernels.repeated_keys else kv,
             d_qk=d,
-            d_v=d,
+            d_v=d_v,
             seq_kv=local.keys,
             causal=causal,
             window=window,
         ),
-        *attention_gate(model, local, heads * d),
-        *_output(model, local, heads * d, reduced=reduced),
+        *attention_gate(model, local, heads * d_v),
+        *_output(model, local, heads * d_v, reduced=reduced),
     ]
 
 
@@ -95,14 +95,21 @@ def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
 
 def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterModule, int]]:
     """The projection of queries, keys and values, and its parts, each with its outputs on this device."""
-    queries = local.heads * model.head_dim * model.attention.query_projections
-    keys = local.kv_heads * model.head_dim
-    return [
-        ("linear_qkv", queries + 2 * keys),
-        ("q_proj", queries),
-        ("k_proj", keys),
-        ("v_proj", keys),
-    ]
+    queries, keys, values = projected(model, heads=local.heads, kv_heads=local.kv_heads)
+    parts: list[tuple[AdapterModule, int]] = [("q_proj", queries), ("k_proj", keys)]
+    if values:
+        parts.append(("v_proj", values))
+    return [("linear_qkv", queries + keys + values), *parts]
+
+
+def projected(model: Transformer, *, heads: int, kv_heads: int) -> tuple[int, int, int]:
+    """Output elements of the projections to queries (with their gates), to keys and to values."""
+    attention = model.attention
+    per_head = model.head_dim + attention.head_gate
+    if attention.attention_gate:
+        per_head += model.value_dim
+    values = 0 if attention.keys_as_values else kv_heads * model.value_dim
+    return heads * per_head, kv_heads * model.head_dim, values
 
 
 def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> list[Piece]:
@@ -192,6 +199,7 @@ def _latent_attention(
             causal=causal,
             window=window,
         ),
+        *_latent_gate(model, local, latent),
         *_output(model, local, heads * d_v),
     ]
 
@@ -232,8 +240,22 @@ def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAtt
         absorbed(rank, nope),
         Piece(forward=(core,)),
         absorbed(latent.v_head_dim, rank),
+        *_latent_gate(model, local, latent),
         *_output(model, local, heads * latent.v_head_dim),
     ]
+
+
+def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
+    """The projection to a gate of every head, of the input that queries keep, and what it does to attention's
+    result."""
+    width = local.heads * latent.v_head_dim
+    if not model.attention.head_gate:
+        return []
+    # Queries that are not compressed come from the same product.
+    gates = []
+    if latent.q_lora_rank:
+        gates.append(column_linear(local, local.heads, local.hidden, kept_input=False))
+    return [*gates, *attention_gate(model, local, width)]
 
 
 def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
@@ -241,7 +263,8 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
     rows = local.norm_tokens
     width = local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     if not latent.q_lora_rank:
-        return [column_linear(local, width, local.hidden, kept_output=1.0)]
+        gates = local.heads if model.attention.head_gate else 0
+        return [column_linear(local, width + gates, local.hidden, kept_output=1.0)]
     return [
         linear(local.precision, rows, latent.q_lora_rank, local.hidden),
         small_norm(model, local, rows, latent.q_lora_rank),
@@ -258,7 +281,13 @@ def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool 
     sinks = [Piece(params=local.heads)] if model.attention.attention_sinks else []
     return [
         *sinks,
-        row_linear(local, local.hidden, width, bias=model.block.bias, communicates=reduced),
+        row_linear(
+            local,
+            local.hidden,
+            width,
+            bias=model.block.bias or model.attention.output_bias,
+            communicates=reduced,
+        ),
         *beside,
     ]
 
@@ -459,7 +488,7 @@ def _fused(
 
 def attention_weights(model: Transformer) -> int:
     """Elements of the projections of one attention."""
-    h, a, d = model.hidden, model.heads, model.head_dim
+    h, a = model.hidden, model.heads
 
     # Latent attention: down and up projections of queries, then of keys and values, then the output's.
     latent = model.latent_attention
@@ -469,7 +498,8 @@ def attention_weights(model: Transformer) -> int:
         query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
         key_value = h * (rank + latent.qk_rope_head_dim)
         key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
-        return query + key_value + a * latent.v_head_dim * h
+        gates = h * a if model.attention.head_gate else 0
+        return query + key_value + gates + a * latent.v_head_dim * h
 
     # Queries, output and where there is one the gate have all heads; keys and values fewer.
-    return h * d * ((model.attention.query_projections + 1) * a + 2 * model.kv_heads)
+    return h * (sum(projected(model, heads=a, kv_heads=model.kv_heads)) + a * model.value_dim)

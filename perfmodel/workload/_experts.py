@@ -17,12 +17,17 @@ from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes, divide
 from perfmodel.workload._piece import Piece, RecomputedWork, memory, pointwise, recomputed
-from perfmodel.workload._pointwise import activation, gate
+from perfmodel.workload._pointwise import activation, gate, norm
 from perfmodel.workload._quantisation import quantised, widened
 
 
-def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts) -> list[Piece]:
+def expert_feed_forward(
+    model: Transformer, local: ShardSizes, experts: Experts, *, own_input: bool = True
+) -> list[Piece]:
     """Router, dispatch, routed experts, combine, shared experts.
+
+    Args:
+        own_input: False where the input is kept already, by attention beside the experts.
 
     Raises:
         LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with expert
@@ -38,26 +43,34 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
     # Experts may work on a smaller latent size, to which tokens are brought before they are sent.
     to_latent = [linear(latent, rows, experts.latent, local.hidden)] if experts.latent else []
     from_latent = [linear(latent, rows, local.hidden, experts.latent)] if experts.latent else []
+
+    # Branches may have norms of their own: before the router, at both ends of routed experts, behind the shared one.
+    branch_norm = [norm(model, local)] if experts.branch_norms else []
     pieces = [
+        *branch_norm,
         linear(
             router,
             rows,
             experts.count,
             local.hidden,
             bias=experts.count if experts.router_bias else 0,
+            kept_input=1.0 if own_input else 0.0,
         ),
         pointwise(
             router,
             [("softmax", 1)],
             rows,
             experts.count,
+            params=experts.count if experts.branch_norms else 0,
             saved_bytes=4.0 * rows * experts.count,
         ),
+        *branch_norm,
         *to_latent,
         _dispatch(local, routing),
         _experts(model, local, experts, routing),
         _combine(local, routing),
         *from_latent,
+        *branch_norm,
     ]
 
     # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
@@ -68,6 +81,7 @@ def expert_feed_forward(model: Transformer, local: ShardSizes, experts: Experts)
             column_linear(local, width, local.hidden, bias=model.block.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.block.bias),
+            *branch_norm,
         ]
 
         # A gate's product has one column, which makes it element-wise work.

@@ -14,7 +14,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
 from perfmodel.spec.parts import Patches
-from perfmodel.workload._attention import attention_weights
+from perfmodel.workload._attention import attention_weights, projected
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
@@ -121,7 +121,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     attention = attention_weights(model)
     ffn = ffn_weights(model, model.ffn_hidden)
     per_token = (
-        (letters["*"] + letters["W"]) * attention
+        letters["*"] * attention
+        + letters["W"] * attention_weights(model.in_window)
         + letters["-"] * ffn
         + letters["E"] * _moe_weights(model)
         + model.mtp.mtp_layers * 2 * h * h
@@ -144,13 +145,13 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     layers = 2.0 * batch * s * per_token
 
     # Scores take d_qk multiplications per head and pair of tokens, the context d_v.
-    d_qk, d_v = _head_dims(model)
-    width = model.heads * (d_qk + d_v)
-    full = causal = (letters["*"] + letters["W"]) * documents * float(length) * length * width
+    width, window_width = _score_width(model), _score_width(model.in_window)
+    full = causal = documents * float(length) * length * (letters["*"] * width + letters["W"] * window_width)
     if model.attention.causal and not model.decoder_layers:
         visible = _chunked_pairs if model.attention.chunked_window else _visible_pairs
-        pairs = letters["*"] * _visible_pairs(length, 0) + letters["W"] * visible(length, model.attention.window)
-        causal = width * documents * pairs
+        pairs = letters["*"] * width * _visible_pairs(length, 0)
+        pairs_in_window = letters["W"] * window_width * visible(length, model.attention.window)
+        causal = documents * (pairs + pairs_in_window)
 
     # Decoder layers. Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
     s_out = s
@@ -222,19 +223,8 @@ def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
 
 def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     """Multiply-adds of a sequence in adapters, `s_out` tokens of it in the decoder."""
-    h, d = model.hidden, model.head_dim
-    _, d_v = _head_dims(model)
+    h = model.hidden
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
-
-    # Outputs of the products that adapters may stand beside.
-    queries = model.heads * model.attention.query_projections * d
-    keys = model.kv_heads * d
-    inputs = {
-        "linear_qkv": queries + 2 * keys,
-        "q_proj": queries,
-        "k_proj": keys,
-        "v_proj": keys,
-    }
     first = {
         "linear_fc1": model.ffn_hidden * model.block.inner_projections,
         "up_proj": model.ffn_hidden,
@@ -242,19 +232,36 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     if model.block.gated_ffn:
         first["gate_proj"] = model.ffn_hidden
 
-    # Per token and unit of rank, an adapter of a product of k inputs and n outputs takes k + n.
-    def adapter_products(products: Mapping[str, int], k: int) -> int:
-        return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
-
     # Latent attention has an adapter beside its output alone, and so has cross-attention.
-    output_adapters = adapter_products({"linear_proj": h}, model.heads * d_v)
-    attention_adapters = output_adapters + (0 if model.latent_attention else adapter_products(inputs, h))
-    ffn_adapters = adapter_products(first, h) + adapter_products({"linear_fc2": h}, model.ffn_hidden)
+    input_adapters, output_adapters = _attention_adapters(model, job)
+    attention_adapters = input_adapters + output_adapters
+    ffn_adapters = _adapted(job, first, h) + _adapted(job, {"linear_fc2": h}, model.ffn_hidden)
     per_rank = job.tokens_per_sequence * (
-        (letters["*"] + letters["W"]) * attention_adapters + letters["-"] * ffn_adapters
+        letters["*"] * attention_adapters
+        + letters["W"] * sum(_attention_adapters(model.in_window, job))
+        + letters["-"] * ffn_adapters
     )
     per_rank += model.decoder_layers * s_out * (attention_adapters + output_adapters + ffn_adapters)
     return float(job.fine_tuning.adapter_rank * per_rank)
+
+
+def _adapted(job: Job, products: Mapping[str, int], k: int) -> int:
+    """Multiply-adds per token and unit of rank in adapters beside products of `k` inputs, by their outputs."""
+    # An adapter of a product of k inputs and n outputs takes k + n.
+    return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
+
+
+def _attention_adapters(model: Transformer, job: Job) -> tuple[int, int]:
+    """Multiply-adds per token and unit of rank in adapters before one attention's core, and behind it."""
+    _, d_v = _head_dims(model)
+    behind = _adapted(job, {"linear_proj": model.hidden}, model.heads * d_v)
+    if model.latent_attention:
+        return 0, behind
+    queries, keys, values = projected(model, heads=model.heads, kv_heads=model.kv_heads)
+    outputs = {"linear_qkv": queries + keys + values, "q_proj": queries, "k_proj": keys}
+    if values:
+        outputs["v_proj"] = values
+    return _adapted(job, outputs, model.hidden), behind
 
 
 def _repeated(model: Transformer, job: Job) -> int:
@@ -315,12 +322,18 @@ def _plain(layers: float, head: float, job: Job) -> ModelFlops:
     )
 
 
+def _score_width(model: Transformer) -> int:
+    """Multiplications of one attention for a pair of tokens, over all heads."""
+    d_qk, d_v = _head_dims(model)
+    return model.heads * (d_qk + d_v)
+
+
 def _head_dims(model: Transformer) -> tuple[int, int]:
     """Elements of a head's queries and keys, and of its values."""
     latent = model.latent_attention
     if latent:
         return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
-    return model.head_dim, model.head_dim
+    return model.head_dim, model.value_dim
 
 
 def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:

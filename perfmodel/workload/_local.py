@@ -104,6 +104,10 @@ class ShardSizes:
             return replace(self, precision=replace(self.precision, dtype="fp8", recipe="mxfp8"))
         return self
 
+    def with_heads(self, model: Transformer) -> "ShardSizes":
+        """These sizes with the rank's part of the heads of `model`."""
+        return replace(self, heads=model.heads // self.tp, kv_heads=_rank_kv_heads(model, self.tp))
+
     @property
     def act_bytes(self) -> int:
         """Bytes of one stored activation."""
@@ -171,6 +175,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
         LayoutError: if heads, kv_heads, ffn_hidden or the sequence do not divide; names the remedy.
     """
     _require_divided_heads(model, shard)
+    if model.attention.window_heads is not None:
+        _require_divided_heads(model.in_window, shard)
 
     # Load-balanced under a causal mask, each context-parallel rank has two chunks of the sequence.
     tp, cp = shard.tp, shard.cp
@@ -210,11 +216,16 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
         norm_tokens=-(-tokens // tp) if sequence_parallel else tokens,
         hidden=model.hidden,
         heads=model.heads // tp,
-        kv_heads=max(1, _expanded_kv_heads(model) // tp),
+        kv_heads=_rank_kv_heads(model, tp),
         ffn=model.ffn_hidden // tp,
         vocab=0 if model.inputs.patches else padded_vocab(model.vocab, tp) // tp,
         precision=Precision.of(job),
     )
+
+
+def _rank_kv_heads(model: Transformer, tp: int) -> int:
+    """Heads of keys and values on a rank: each is copied where ranks are more."""
+    return max(1, _expanded_kv_heads(model) // tp)
 
 
 def _expanded_kv_heads(model: Transformer) -> int:

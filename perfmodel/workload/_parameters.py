@@ -9,7 +9,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
-from perfmodel.workload._attention import attention_weights, unbiased_outputs
+from perfmodel.workload._attention import attention_weights, projected, unbiased_outputs
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights, table_width
 from perfmodel.workload._flops import ffn_weights
 from perfmodel.workload._pointwise import norm_params
@@ -152,14 +152,15 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     h, experts = model.hidden, model.experts
     n = Counter(letters)
     attending = n["*"] + n["W"]
-    per_attention, small_norms = _attention(model)
+    per_attention, norms_inside = _attention(model)
+    per_window, norms_inside_window = _attention(model.in_window)
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward stand side by side.
     ends = 2 if model.norms.norm_at == "both" else 1
     normed = attending if model.block.parallel_blocks == "one_norm" else len(letters)
     if model.hybrid.parallel_mixers:
         normed -= n["M"]
-    norms = norm_params(model, h) * ends * normed + small_norms * attending
+    norms = norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
 
     # Scale, shift and gate of each sub-layer are made of the condition by one product.
     if model.norms.adaln:
@@ -171,6 +172,9 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         if experts.shared_gate:
             shared += h
         router = h * (experts.count + 2 * experts.latent) + (experts.count if experts.router_bias else 0)
+        if experts.branch_norms:
+            norms += n["E"] * 4 * norm_params(model, h)
+            router += experts.count
     mixed = n["M"] * mamba_parameters(h, model.hybrid.mamba) if model.hybrid.mamba else 0
     if model.hybrid.selective_scan:
         mixed += n["S"] * selective_scan_parameters(h, model.hybrid.selective_scan)
@@ -179,7 +183,7 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     if model.hybrid.short_conv:
         mixed += n["C"] * short_conv_parameters(h, model.hybrid.short_conv)
     return Parameters(
-        attention=per_attention * attending,
+        attention=per_attention * n["*"] + per_window * n["W"],
         feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
         experts=routed * experts.count * n["E"] if experts else 0,
         router=router * n["E"],
@@ -214,8 +218,11 @@ def _attention(model: Transformer) -> tuple[int, int]:
     if latent:
         q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
         return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
-    width = (a * model.attention.query_projections + 2 * kv) * d
-    biases = (width if model.block.bias or model.attention.qkv_bias else 0) + (h if model.block.bias else 0)
+    biases = 0
+    if model.block.bias or model.attention.qkv_bias:
+        biases += sum(projected(model, heads=a, kv_heads=kv))
+    if model.block.bias or model.attention.output_bias:
+        biases += h
 
     # Norms of queries and of keys have the size of a head, unless they go over all heads at once.
     normed = 0
@@ -223,6 +230,11 @@ def _attention(model: Transformer) -> tuple[int, int]:
         normed = ((a + kv) if model.attention.qk_norm_of_all_heads else 2) * d
     biases -= unbiased_outputs(model, heads=a, kv_heads=kv)
     return attention_weights(model) + biases + sinks, norm_params(model, normed)
+
+
+def _keys_and_values(model: Transformer, tp: int) -> float:
+    """Elements of a token's keys and values in one layer, on one rank of tensor parallelism."""
+    return float(max(1, model.kv_heads // tp) * (model.head_dim + model.value_dim))
 
 
 MAMBA_STATE_BYTES = 4
@@ -236,13 +248,14 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     # 2.1.2).
     latent, mamba = model.latent_attention, model.hybrid.mamba
     if latent:
-        token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
+        token_bytes = window_token_bytes = (latent.kv_lora_rank + latent.qk_rope_head_dim) * element_bytes
     else:
-        token_bytes = 2.0 * max(1, model.kv_heads // tp) * model.head_dim * element_bytes
+        token_bytes = _keys_and_values(model, tp) * element_bytes
+        window_token_bytes = _keys_and_values(model.in_window, tp) * element_bytes
 
     # All tokens, or the last ones where attention slides.
     full = tokens * token_bytes
-    windowed = min(tokens, model.attention.window or tokens) * token_bytes
+    windowed = min(tokens, model.attention.window or tokens) * window_token_bytes
     bytes_by_mixer = {"*": full, "W": windowed}
 
     # Other mixers have a state that does not grow, and the last inputs of their convolution.

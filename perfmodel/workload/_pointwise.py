@@ -128,6 +128,15 @@ def side_by_side(
     ]
 
 
+def beside_experts(model: Transformer, local: ShardSizes, attention: list[Piece], experts: list[Piece]) -> list[Piece]:
+    """Attention and experts on what one norm gives, and a joint residual addition (`Transformer.parallel_blocks`)."""
+    # Experts return tokens to their ranks by collectives of their own, so that each branch is reduced by itself.
+    first_norm = recomputed("layernorm", [norm(model, local)], [attention[0].input_bytes])
+    sum_of_branches = memory(local.precision, "add", local.norm_tokens, local.hidden, 2)
+    summed = Piece(forward=(sum_of_branches,), backward_input=(sum_of_branches,))
+    return [*first_norm, *attention, *experts, summed, residual(model, local)]
+
+
 def conditioning(local: ShardSizes, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
     """Computation of conditioning vectors by SiLU and a product, and their application."""
     rows, hidden = local.shard.micro_batch, local.hidden
@@ -209,8 +218,9 @@ def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
         return []
 
     # All at once, then keys and values twice more, once to join them and once to interleave them (nanotron).
-    d, kv = model.head_dim, 2 * local.kv_heads
-    widths = ((local.heads + kv) * d, kv * d, kv * d)
+    queries = local.heads * model.head_dim
+    keys_and_values = local.kv_heads * (model.head_dim + model.value_dim)
+    widths = (queries + keys_and_values, keys_and_values, keys_and_values)
     return [pointwise(local.precision, [("mul_scalar", 1)], local.tokens, width) for width in widths]
 
 
@@ -243,7 +253,7 @@ def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
 
 def attention_gate(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
     """The sigmoid of a gate times attention's result; keeps both (the gate with the queries that are made with it)."""
-    if not model.attention.attention_gate:
+    if not (model.attention.attention_gate or model.attention.head_gate):
         return []
     kept_bytes = float(local.tokens * width * local.act_bytes)
     return [pointwise(local.precision, gate(local), local.tokens, width, saved_bytes=kept_bytes)]

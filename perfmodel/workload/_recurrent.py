@@ -275,9 +275,22 @@ def delta_net_mixer(model: Transformer, local: ShardSizes, net: DeltaNet) -> lis
 
     # Projected are queries, keys and values, which are convolved, the output gate, and decay and step of every head.
     heads, values, convolved = net.heads // tp, net.values // tp, net.convolved // tp
+    decays = net.decays // tp
     tensor = float(local.tokens * local.act_bytes)
+    if net.gate_rank:
+        # Low-rank projections start on every rank, as those of latent attention; the second products are
+        # column-parallel.
+        projections = [
+            column_linear(local, convolved + heads, local.hidden, kept_output=1.0),
+            linear(local.precision, local.norm_tokens, 2 * net.gate_rank, local.hidden, kept_input=0.0),
+            column_linear(local, values, net.gate_rank, kept_output=1.0),
+            column_linear(local, decays, net.gate_rank, kept_output=1.0),
+        ]
+    else:
+        width = convolved + values + decays + heads
+        projections = [column_linear(local, width, local.hidden, kept_output=1.0)]
     return [
-        column_linear(local, convolved + values + 2 * heads, local.hidden, kept_output=1.0),
+        *projections,
         pointwise(
             local.precision,
             [("silu", 1)],
@@ -345,8 +358,9 @@ def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
         bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=True),
         pass_="bwd",
     )
-    decay_and_step = 2 * heads
-    return Piece(forward=(forward,), backward_input=(backward,), params=decay_and_step)
+    # A rate for each head, and what is added to each decay before its softplus.
+    rates, shifts = heads, net.decays // local.tp
+    return Piece(forward=(forward,), backward_input=(backward,), params=rates + shifts)
 
 
 def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
@@ -359,18 +373,24 @@ def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) 
     # makes these two again, then the gradients of values, of states, of queries and keys, and of what the inverse
     # made.
     keys, values, triangle, states = (20, 15, 2, 4) if backward else (7, 6, 6, 2)
+    if net.channel_decays:
+        # Where keys are read or their gradients written, so are their decays.
+        keys *= 2
     moved = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
     return round(act_bytes * moved)
 
 
 def delta_net_weights(hidden: int, net: DeltaNet) -> int:
     """Elements of the projections."""
-    return hidden * (2 * net.values + net.convolved + 2 * net.heads)
+    gates = net.values + net.decays
+    if net.gate_rank:
+        return hidden * (net.values + net.convolved + net.heads + 2 * net.gate_rank) + net.gate_rank * gates
+    return hidden * (net.values + net.convolved + net.heads + gates)
 
 
 def delta_net_parameters(hidden: int, net: DeltaNet) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    return delta_net_weights(hidden, net) + net.convolved * net.conv_kernel + 2 * net.heads + net.head_dim
+    return delta_net_weights(hidden, net) + net.convolved * net.conv_kernel + net.heads + net.decays + net.head_dim
 
 
 def delta_rule_products(net: DeltaNet) -> float:

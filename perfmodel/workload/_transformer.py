@@ -19,7 +19,7 @@ from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
-from perfmodel.workload._pointwise import activation, norm, side_by_side, sub_layer
+from perfmodel.workload._pointwise import activation, beside_experts, norm, side_by_side, sub_layer
 from perfmodel.workload._quantisation import activation_quantises
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
 
@@ -136,6 +136,12 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
             pieces += sub_layer(model, local, _mixer(model, local, letter))
         return pieces
 
+    if "E" in letters and model.experts:
+        attention = _attention(model, local, letters[0])
+        return beside_experts(
+            model, local, attention, expert_feed_forward(model, local, model.experts, own_input=False)
+        )
+
     # With two norms the feed-forward has an input of its own, which it gathers and keeps.
     return side_by_side(
         model,
@@ -165,7 +171,11 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
 
 def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
     """Self-attention, under a sliding window where the letter says so."""
-    window = model.attention.window if letter == "W" else 0
+    window = 0
+    if letter == "W":
+        window = model.attention.window
+        model = model.in_window
+        local = local.with_heads(model)
     return self_attention(
         model, local.for_module("attention"), causal=model.attention.causal, window=window, reduced=reduced
     )

@@ -175,6 +175,7 @@ NOT_COUNTED = {
     "bert": -(768 * 768 + 768 + 2 * 768 + 2),  # its masked-LM class has no pooler
     "codegen": 214_240,  # biases of feed-forward and head, as of GPT-J
     "gptj": 214_240,
+    "laguna": 7 * 32,  # biases that balance experts, which are not trained
     "ernie4_5_moe": 7 * 64,  # biases that balance experts, which are not trained
     "esm": 33 * 20 + 1,  # the head that tells contacts of attention's weights
     "modernbert-decoder": -768,  # the first layer has no norm
@@ -209,7 +210,23 @@ def test_a_family_under_another_name_is_the_known_one(family):
     assert replace(renamed, name=known.name, source=known.source) == known
 
 
-@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "minicpm3", "afmoe"])
+HELD_BY_RANKS = (
+    "afmoe",
+    "bailing_hybrid",
+    "cohere2_moe",
+    "gemma4",
+    "kimi_linear",
+    "laguna",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "mimo_v2_flash",
+    "minicpm3",
+    "step3p5",
+)
+
+
+@pytest.mark.parametrize("family", HELD_BY_RANKS)
 def test_ranks_hold_what_a_family_has(family):
     """Blocks have all parameters, and products are shared out over ranks of tensor parallelism."""
     net = replace(model_from_config(FAMILY_COUNTS[family]["config"]), seq_len=1024, longest_seq_len=0)
@@ -665,6 +682,71 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
 
 @pytest.mark.parametrize("family", ["zamba", "recurrent_gemma", "gemma4_text", "switch_transformers", "rwkv7"])
 def test_a_family_that_cannot_be_described_says_why_in_one_line(family: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"cannot be described exactly: .*add_a_model") as refusal:
+    with pytest.raises(PerfModelError, match=r"cannot be described exactly: .*add_a_model") as refusal:
         model_from_config({"model_type": family, "hidden_size": 512, "num_hidden_layers": 4})
     assert "\n" not in str(refusal.value)
+    assert any("hidden = 512" in note for note in refusal.value.__notes__)
+
+
+OTHER_NAMES = {
+    "gemma4": {"per_layer_config": None, "global_head_dim": 512, "num_global_key_value_heads": 2},
+    "kimi_linear": {
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "linear_attn_config": {
+            "full_attn_layers": [5],
+            "kda_layers": [1, 2, 3, 4, 6, 7, 8],
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+        },
+    },
+    "mimo_v2_flash": {
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0],
+        "moe_layer_freq": [0] + [1] * 11,
+        "swa_num_key_value_heads": 8,
+        "sliding_window": None,
+        "sliding_window_size": 128,
+    },
+    "step3p5": {
+        "num_sliding_attention_heads": None,
+        "mlp_layer_types": None,
+        "moe_layers_enum": "3,4,5,6,7",
+        "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128},
+    },
+}
+"""Keys that the authors' own configurations have in place of those that transformers writes."""
+
+
+@pytest.mark.parametrize("family", OTHER_NAMES)
+def test_keys_of_the_authors_mean_what_those_of_transformers_mean(family: str) -> None:
+    config = FAMILY_COUNTS[family]["config"]
+    assert model_from_config(config | OTHER_NAMES[family]) == model_from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "lacks"),
+    [
+        ("gemma4", {"hidden_size_per_layer_input": 256}, "embeddings of their own"),
+        ("gemma4", {"num_kv_shared_layers": 2}, "keys and values of others"),
+        ("laguna", {"num_attention_heads_per_layer": [48, 64, 64, 48] * 2}, "different numbers of heads"),
+    ],
+)
+def test_a_feature_of_a_known_family_that_is_lacking_is_named(family: str, changed: dict, lacks: str) -> None:
+    with pytest.raises(PerfModelError, match=f"cannot be described exactly: .*{lacks}"):
+        model_from_config(FAMILY_COUNTS[family]["config"] | changed)
+
+
+def test_attention_in_the_window_is_predicted_with_its_own_heads() -> None:
+    """More heads in the window take longer and hold more; those of full attention stay."""
+    config = FAMILY_COUNTS["step3p5"]["config"]
+    alike, wider = (model_from_config(config | {"num_sliding_attention_heads": heads}) for heads in (64, 96))
+    assert replace(alike, window_heads=None) == replace(wider, window_heads=None)
+    layout = {"layout": "dp=8,ep=8,zero=1", "global_batch": 8, "seq_len": 4096}
+    fewer, more = (predict(model, "dgx-h100", **layout) for model in (alike, wider))
+    assert more.step_time_s > fewer.step_time_s
+    assert more.memory.weights > fewer.memory.weights
+    by_formula = 6 * 2 * 4096 * 32 * 128 + 6 * 4096 * 32
+    assert parameter_count(wider) - parameter_count(alike) == by_formula

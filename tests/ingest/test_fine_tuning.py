@@ -377,6 +377,16 @@ MODULES = [
         ("q_proj", "v_proj"),
     ),
     ("factory.yaml", "finetuning_type: full", "finetuning_type: lora", ALL),
+    # peft takes a text as a regular expression for whole names
+    *(
+        ("axolotl.yml", "[q_proj, k_proj, v_proj, o_proj]", f"'{pattern}'", modules)
+        for pattern, modules in (
+            (r"model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj", ALL),
+            (r"model\.layers\.\d+\.self_attn\.(q|v)_proj", ("q_proj", "v_proj")),
+            (r".*\.(up|down)_proj", ("up_proj", "linear_fc2")),
+            (r"^(?!.*visual).*(o_proj)$", ("linear_proj",)),
+        )
+    ),
     ("swift.yaml", "[q_proj, k_proj, v_proj, o_proj]", "all-linear", ALL),
     (
         "torchtune.yaml",
@@ -389,7 +399,42 @@ MODULES = [
 
 @pytest.mark.parametrize(("name", "before", "after", "modules"), MODULES)
 def test_products_that_have_adapters(name: str, before: str, after: str, modules: tuple[str, ...]) -> None:
-    assert read(name, (before, after)).job_fields["adapter_modules"] == modules
+    launch = read(name, (before, after))
+    assert launch.job_fields["adapter_modules"] == modules
+    assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        "[q_proj, in_proj]",
+        # some layers alone, a pattern that takes exponential time, and one that is none
+        r"'.*\.layers\.(3|7)\.self_attn\.(q|v)_proj'",
+        r"'(([a-z_.0-9]+)+)+Q'",
+        "'model.layers.*.self_attn.(q_proj'",
+    ],
+)
+def test_adapters_on_other_products_are_a_doubt(targets: str) -> None:
+    launch = read("axolotl.yml", ("[q_proj, k_proj, v_proj, o_proj]", targets))
+    assert len(launch.may_be_wrong) == 1
+    assert launch.may_be_wrong[0].startswith("what is trained may be wrong: adapters on ")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "base_weights"),
+    [
+        ("Meta-Llama-3-8B-Instruct", None),
+        ("Meta-Llama-3-8B-Instruct-GPTQ", "nf4"),
+        ("Meta-Llama-3-8B-Instruct-AWQ", "nf4"),
+        ("llama-3-8b-Instruct-bnb-4bit", "nf4"),
+        ("Meta-Llama-3-8B-Instruct-int8", "int8"),
+    ],
+)
+def test_checkpoints_that_are_quantized_by_their_name(checkpoint: str, base_weights: str | None) -> None:
+    named = ("meta-llama/Meta-Llama-3-8B-Instruct", f"someone/{checkpoint}")
+    launch = read("factory.yaml", ("finetuning_type: full", "finetuning_type: lora"), named)
+    assert launch.job_fields.get("base_weights") == base_weights
+    assert launch.model == pm.model("llama3-8b")
 
 
 SHARDED = [

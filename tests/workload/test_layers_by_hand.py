@@ -114,6 +114,49 @@ def _gated(rank: Rank) -> ByHand:
     return plain._replace(forward=[linear(TOKENS, 2 * queries + 2 * keys, H), *plain.forward[1:]])
 
 
+def _gated_by_head(rank: Rank) -> ByHand:
+    """Step 3.5: a gate for every head comes with queries, keys and values."""
+    queries, keys = rank.heads * D, rank.kv_heads * D
+    plain = _inserted(
+        _grouped_queries(rank),
+        2,
+        pointwise("silu_mul", TOKENS, queries, 2),
+        kept_bytes=2 * TOKENS * (rank.heads + queries),
+        params=H * rank.heads,
+    )
+    return plain._replace(forward=[linear(TOKENS, queries + rank.heads + 2 * keys, H), *plain.forward[1:]])
+
+
+NARROW = 7
+"""Elements of a head's values, fewer than of its queries and keys."""
+
+
+def _narrow_values(rank: Rank) -> ByHand:
+    """MiMo-V2: values, and what attention gives, are narrower than queries and keys."""
+    queries, keys, values = rank.heads * D, rank.kv_heads * D, rank.kv_heads * NARROW
+    result = rank.heads * NARROW
+    return ByHand(
+        forward=[
+            linear(TOKENS, queries + keys + values, H),
+            attention(rank, rank.kv_heads, D, NARROW),
+            linear(TOKENS, H, result),
+        ],
+        kept_bytes=2 * (rank.rows * H + TOKENS * (queries + keys + values + result)) + 4 * TOKENS * rank.heads,
+        params=H * (queries + keys + values) + result * H,
+    )
+
+
+def _keys_as_values(rank: Rank) -> ByHand:
+    """Gemma 4: one projection makes keys and values, so that the product of columns is narrower."""
+    queries, keys = rank.heads * D, rank.kv_heads * D
+    plain = _grouped_queries(rank)
+    return ByHand(
+        forward=[linear(TOKENS, queries + keys, H), *plain.forward[1:]],
+        kept_bytes=plain.kept_bytes - 2 * TOKENS * keys,
+        params=plain.params - H * keys,
+    )
+
+
 def _copied_into_place(rank: Rank) -> ByHand:
     """nanotron: queries, keys and values are copied at once, then keys and values twice more."""
     keys = 2 * rank.kv_heads * D
@@ -318,6 +361,30 @@ def _delta_net(rank: Rank) -> ByHand:
     )
 
 
+def _channel_decays(rank: Rank) -> ByHand:
+    """Kimi Delta Attention with full projections, arXiv 2510.26692: a decay for every element of a key, which is read
+    and whose gradient is written as often as the key is."""
+    plain, heads = _delta_net(rank), NET.heads // rank.tp
+    more = heads * (NET.key_dim - 1)
+    convolved, values = plain.forward[1][2], heads * NET.head_dim
+    wider = linear(TOKENS, convolved + values + 2 * heads + more, H)
+
+    def rule(kernel: Kernel, reads: int) -> Kernel:
+        *known, moved = kernel
+        return (*known, moved + heads * 2 * reads * NET.key_dim)
+
+    assert plain.backward is not None
+    forward = [wider, *(rule(kernel, 7) if kernel[0] == "delta_rule" else kernel for kernel in plain.forward[1:])]
+    rules = [rule(kernel, 20) if kernel[0] == "delta_rule" else kernel for kernel in plain.backward[:-1]]
+    return ByHand(
+        forward=forward,
+        backward=[*rules, *retraced([wider])],
+        kept_bytes=plain.kept_bytes + 2 * TOKENS * more,
+        # what is added to each decay before its softplus
+        params=plain.params + H * more + more,
+    )
+
+
 # --- all of them -----------------------------------------------------------------------------------------
 
 EAGER = {"fused_kernels": False}
@@ -333,6 +400,9 @@ LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Rank], ByHand]
     "normed by head": ({"mixers": "*", "qk_norm": True}, {}, _normed_by_head),
     "normed at once": ({"mixers": "*", "qk_norm": True, "qk_norm_of_all_heads": True}, {}, _normed_at_once),
     "gated attention": ({"mixers": "*", "attention_gate": True}, {}, _gated),
+    "gated by head": ({"mixers": "*", "head_gate": True}, {}, _gated_by_head),
+    "narrow values": ({"mixers": "*", "value_dim": NARROW}, {}, _narrow_values),
+    "keys as values": ({"mixers": "*", "keys_as_values": True}, {}, _keys_as_values),
     "copied into place": ({"mixers": "*"}, {"eager_kernels": ("attention_layout",)}, _copied_into_place),
     "latent": (_latent_model(0), {}, lambda rank: _latent(rank, 0)),
     "latent queries too": (_latent_model(Q_RANK), {}, lambda rank: _latent(rank, Q_RANK)),
@@ -384,6 +454,11 @@ LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Rank], ByHand]
     ),
     "short convolution": ({"mixers": "C", "short_conv": ShortConv(kernel=3)}, {}, _short_convolution),
     "delta net": ({"mixers": "L", "delta_net": NET}, {}, _delta_net),
+    "channel decays": (
+        {"mixers": "L", "delta_net": replace(NET, channel_decays=True)},
+        {},
+        _channel_decays,
+    ),
 }
 
 
@@ -681,6 +756,7 @@ def test_biases_are_a_vector_per_product_and_norm(eager: bool, rank: Rank) -> No
         ({"qkv_bias": True}, lambda rank: (rank.heads + 2 * rank.kv_heads) * D),
         ({"bias": True, "unbiased_projections": ("key",)}, lambda rank: (rank.heads + rank.kv_heads) * D + 2 * H),
         ({"bias": True, "unbiased_projections": ("query", "value")}, lambda rank: rank.kv_heads * D + 2 * H),
+        ({"output_bias": True}, lambda rank: H),
         ({"attention_sinks": True}, lambda rank: rank.heads),
     ],
 )

@@ -17,6 +17,7 @@ from perfmodel.spec.parts import (
     SelectiveScan,
     ShortConv,
     Spectrogram,
+    WindowHeads,
 )
 from perfmodel.workload import step_flops
 
@@ -90,6 +91,34 @@ def test_gated_feed_forwards_have_three_products() -> None:
 def test_a_gate_of_attention_is_as_wide_as_the_queries() -> None:
     more = flops_of(tiny(attention_gate=True)).layers_forward - flops_of(tiny()).layers_forward
     assert more == 2 * BATCH * S * LAYERS * H * WIDTH
+
+
+def test_a_gate_of_each_head_is_one_element() -> None:
+    more = flops_of(tiny(head_gate=True)).layers_forward - flops_of(tiny()).layers_forward
+    assert more == 2 * BATCH * S * LAYERS * H * HEADS
+
+
+def test_keys_as_values_save_one_projection() -> None:
+    less = flops_of(tiny()).layers_forward - flops_of(tiny(keys_as_values=True)).layers_forward
+    assert less == 2 * BATCH * S * LAYERS * H * KV * D
+
+
+def test_narrow_values_narrow_their_projection_the_context_and_the_output() -> None:
+    narrow = 5
+    flops = flops_of(tiny(value_dim=narrow))
+    attention = H * (HEADS * D + KV * D + KV * narrow) + HEADS * narrow * H
+    assert flops.layers_forward == 2 * BATCH * S * LAYERS * (attention + DENSE)
+    assert flops.attention_forward == 2 * BATCH * LAYERS * S * S * HEADS * (D + narrow)
+
+
+def test_attention_in_the_window_has_its_own_heads() -> None:
+    window, heads, kv, d, d_v = 5, 6, 3, 8, 4
+    in_window = WindowHeads(heads=heads, kv_heads=kv, head_dim=d, value_dim=d_v)
+    flops = flops_of(tiny(layers=3, window=window, full_attention_every=3, window_heads=in_window))
+    projections = H * (heads * d + kv * d + kv * d_v) + heads * d_v * H
+    assert flops.layers_forward == 2 * BATCH * S * (2 * projections + ATTENTION + 3 * DENSE)
+    seen = pairs(S, lambda query, key: query - window < key <= query)
+    assert flops.attention_causal_forward == (2 * BATCH * (2 * seen * heads * (d + d_v) + pairs(S, causal) * 2 * WIDTH))
 
 
 @pytest.mark.parametrize("window", [1, 5, S - 1, S, S + 1])
@@ -354,6 +383,8 @@ QKV_WIDTH = WIDTH + 2 * KV * D
         # beside the joined projection of queries, keys and values, and beside that of the output
         ({}, S * LAYERS * ((H + QKV_WIDTH) + (WIDTH + H))),
         ({"attention_gate": True}, S * LAYERS * ((H + QKV_WIDTH + WIDTH) + (WIDTH + H))),
+        ({"head_gate": True}, S * LAYERS * ((H + QKV_WIDTH + HEADS) + (WIDTH + H))),
+        ({"keys_as_values": True}, S * LAYERS * ((H + QKV_WIDTH - KV * D) + (WIDTH + H))),
         # beside the output alone
         ({"kv_heads": HEADS, "latent_attention": LATENT}, S * LAYERS * (HEADS * 8 + H)),
         (

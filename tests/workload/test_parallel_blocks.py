@@ -129,8 +129,8 @@ def test_recompute_that_stops_repeats_no_product_whose_result_is_only_added():
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"experts": Experts(count=8, topk=2, ffn_hidden=64)}, "experts"),
-        ({"mixers": "*-"}, "mixers"),
+        ({"mixers": "**-"}, "mixers"),
+        ({"mixers": "-*"}, "mixers"),
         ({"decoder_layers": 2}, "decoder_layers"),
         ({"norm_at": "both"}, "norm_at"),
         ({"mtp_layers": 1}, "mtp_layers"),
@@ -141,9 +141,27 @@ def test_recompute_that_stops_repeats_no_product_whose_result_is_only_added():
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused(changed, named):
     if "mixers" in changed:
-        changed = {"mixers": "*- " * L}
+        changed = {"mixers": f"{changed['mixers']} " * L}
     with pytest.raises(PerfModelError, match=f"parallel_blocks=one_norm .* leave out {named}"):
         replace(GPT, parallel_blocks="one_norm", **changed)
+
+
+def test_experts_stand_beside_attention_on_one_norm_alone():
+    """Command A with experts: one norm less than in turn; products and collectives are the same, because each branch
+    returns its result by itself."""
+    experts = Experts(count=8, topk=2, ffn_hidden=64)
+    with pytest.raises(PerfModelError, match=r"parallel_blocks=two_norms .* leave out experts"):
+        replace(GPT, parallel_blocks="two_norms", experts=experts)
+    for shard in (Shard(micro_batch=B), Shard(micro_batch=B, tp=TP, ep=2, sequence_parallel=True)):
+        in_turn, beside = (
+            next(b for b, _ in blocks(replace(GPT, experts=experts, parallel_blocks=kind), JOB, shard) if b.is_layer)
+            for kind in ("none", "one_norm")
+        )
+        assert norms(in_turn.forward) - norms(beside.forward) == 1
+        assert matmul_flops(beside.forward) == matmul_flops(in_turn.forward)
+        assert kinds(beside.forward_comm) == kinds(in_turn.forward_comm)
+        assert in_turn.params - beside.params == 2 * H
+        assert beside.activation_bytes.none < in_turn.activation_bytes.none
 
 
 def test_a_prediction_says_that_results_are_assumed_to_be_added_before_they_are_reduced():

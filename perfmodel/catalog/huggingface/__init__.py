@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perfmodel.catalog.huggingface._layers import listed_layers, one_number
     from perfmodel.catalog.huggingface._parts import known_family, language_model
     from perfmodel.catalog.huggingface._relatives import RELATIVES, Relative
-    from perfmodel.catalog.huggingface._unknown import unknown_model_type
+    from perfmodel.catalog.huggingface._unknown import CannotDescribeError, cannot_describe, unknown_model_type
 
 # The families take as long to import as the rest of the catalog, and most processes read no configuration.
 __getattr__, __dir__ = lazy_names(__name__)

@@ -12,8 +12,8 @@ from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields, Lla
 from perfmodel.errors import PerfModelError
 from perfmodel.spec.parts import ShortConv
 
-CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {"conv": "C", "full_attention": "*"}
-"""Letters of `MIXERS` for the words of LFM2's `layer_types`."""
+CONVOLUTION_LETTERS: Final[Mapping[str, str]] = {"conv": "C", "full_attention": "*", "sliding_attention": "W"}
+"""Letters of `MIXERS` for the words of `layer_types` of LFM2 and 3."""
 
 
 def _convolution_letters(kinds: tuple[str, ...], layers: int) -> list[str]:
@@ -60,6 +60,39 @@ class Lfm2(Llama):
             "ffn_hidden": self.inner(),
             "qk_norm": True,
             "mixers": mixer_words(layers),
+            "short_conv": ShortConv(kernel=self.conv_L_cache) if "C" in letters else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm3(Llama):
+    """LFM3: attention in a window and in full among gated short convolutions, gates on heads, norms at both ends."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    layer_types: tuple[str, ...] | None = None
+    conv_L_cache: Count = 7
+    head_dim: Count | None = 128
+    sliding_window: CountOrNone = 256
+    use_sandwich_norm: bool = True
+    use_attention_gate: bool = True
+    tie_word_embeddings: bool = True
+
+    def letters(self) -> list[str]:
+        """A letter of `MIXERS` per layer."""
+        if self.layer_types is not None:
+            return _convolution_letters(self.layer_types, self.num_hidden_layers)
+        in_turn = ["W", "C", "*", "C"]
+        # The default of the Hugging Face class.
+        return ["C" if layer == 0 else in_turn[layer % 4] for layer in range(self.num_hidden_layers)]
+
+    def fields(self) -> Fields:
+        letters = self.letters()
+        return super().fields() | {
+            "qk_norm": True,
+            "head_gate": self.use_attention_gate,
+            "norm_at": "both" if self.use_sandwich_norm else "input",
+            "mixers": mixer_words([letter + "-" for letter in letters]),
             "short_conv": ShortConv(kernel=self.conv_L_cache) if "C" in letters else None,
         }
 

@@ -120,6 +120,8 @@ class Olmo2(Llama):
 class Glm(Llama):
     """GLM-4 (`glm`)."""
 
+    BIASED_OUTPUT: ClassVar[bool] = False
+
     attention_bias: bool = True
     head_dim: Count | None = 128
 

@@ -5,9 +5,16 @@ One reader serves all families whose layers are LLaMA's attention and experts, w
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
-from perfmodel.catalog.huggingface._layers import mixer_words
+from annotated_types import Ge
+
+from perfmodel.catalog.huggingface._layers import (
+    ATTENTION_LETTERS,
+    FEED_FORWARD_LETTERS,
+    letters_of,
+    mixer_words,
+)
 from perfmodel.catalog.huggingface._llama import (
     Count,
     CountOrNone,
@@ -43,6 +50,8 @@ EXPERT_KEYS: Final[Mapping[str, str]] = {
     "moe_num_shared_experts": "n_shared_experts",
     "shared_intermediate_size": "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    # groups of experts
+    "num_expert_group": "n_group",
     # leading layers without experts
     "moe_layer_start_index": "first_k_dense_replace",
     "num_dense_layers": "first_k_dense_replace",
@@ -146,6 +155,13 @@ class Qwen3Moe(LlamaWithExperts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Glm4Moe(LlamaWithExperts):
+    """GLM-4.5: biases in the projections of attention, but for that of its output."""
+
+    BIASED_OUTPUT: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeepSeek(LatentLlama, LlamaWithExperts):
     """DeepSeek-V2 and V3, Kimi K2: multi-head latent attention and experts."""
 
@@ -171,6 +187,52 @@ class Llama4(LlamaWithExperts):
             "chunked_window": True,
             "full_attention_every": self.no_rope_layer_interval,
             "qk_norm": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohere2Moe(LlamaWithExperts):
+    """Command A with experts, which run beside attention on one norm; dense layers before them attend in another
+    pattern (transformers models/cohere2_moe/configuration_cohere2_moe.py)."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    max_position_embeddings: Count = 8192
+    tie_word_embeddings: bool = True
+    sliding_window: CountOrNone = 4096
+    sliding_window_pattern: Count = 4
+    prefix_dense_sliding_window_pattern: Count = 1
+    prefix_dense_intermediate_size: Count | None = None
+    rms_norm_eps: Annotated[float, Ge(0)] | None = None
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+
+    def attention(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention."""
+        if self.layer_types is not None:
+            return letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", self.num_hidden_layers)
+        letters = []
+        for layer in range(self.num_hidden_layers):
+            number, pattern = layer + 1, self.prefix_dense_sliding_window_pattern
+            if layer >= self.first_k_dense_replace:
+                number, pattern = number - self.first_k_dense_replace, self.sliding_window_pattern
+            letters.append("*" if number % pattern == 0 else "W")
+        return letters
+
+    def feed_forward(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its feed-forward."""
+        n_layers = self.num_hidden_layers
+        if self.mlp_layer_types is not None:
+            return letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
+        return ["-" if layer < self.first_k_dense_replace else "E" for layer in range(n_layers)]
+
+    def fields(self) -> Fields:
+        layers = [mixer + behind for mixer, behind in zip(self.attention(), self.feed_forward(), strict=True)]
+        return super().fields() | {
+            "ffn_hidden": self.prefix_dense_intermediate_size or self.expert_inner,
+            "norm": "layer_norm" if self.rms_norm_eps is None else "rms_norm",
+            "parallel_blocks": "one_norm",
+            "mixers": mixer_words(layers),
         }
 
 

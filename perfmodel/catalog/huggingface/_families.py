@@ -7,7 +7,7 @@ Keys that are null count as absent, as in Hugging Face's own classes; keys that 
 from collections.abc import Mapping
 from typing import Protocol
 
-from perfmodel.catalog.huggingface._convolutions import Lfm2, Lfm2Moe
+from perfmodel.catalog.huggingface._convolutions import Lfm2, Lfm2Moe, Lfm3
 from perfmodel.catalog.huggingface._dense import (
     ChatGlm,
     Cohere,
@@ -44,8 +44,10 @@ from perfmodel.catalog.huggingface._encoders import (
 )
 from perfmodel.catalog.huggingface._experts import (
     Arctic,
+    Cohere2Moe,
     Dbrx,
     DeepSeek,
+    Glm4Moe,
     GptOss,
     Llama4,
     LlamaWithExperts,
@@ -55,11 +57,13 @@ from perfmodel.catalog.huggingface._experts import (
 )
 from perfmodel.catalog.huggingface._gpt import Bloom, Gpt2, GptBigCode, GptJ, GptNeo, Mpt
 from perfmodel.catalog.huggingface._hybrids import (
+    BailingHybrid,
     Bamba,
     FalconH1,
     FirstMamba,
     GraniteHybrid,
     Jamba,
+    KimiLinear,
     LaraMini,
     Mamba2,
     NemotronH,
@@ -69,6 +73,7 @@ from perfmodel.catalog.huggingface._hybrids import (
 )
 from perfmodel.catalog.huggingface._llama import Fields, LatentLlama, Llama, Qwen2, Qwen3
 from perfmodel.catalog.huggingface._vision import Dit, Siglip, Vit
+from perfmodel.catalog.huggingface._window_heads import Gemma4, Laguna, MiMoV2, Step35
 
 
 class Family(Protocol):
@@ -82,6 +87,7 @@ class Family(Protocol):
 FAMILIES: Mapping[str, type[Family]] = {
     "albert": Albert,
     "arctic": Arctic,
+    "bailing_hybrid": BailingHybrid,
     "bamba": Bamba,
     "bart": Bart,
     "bert": Bert,
@@ -89,6 +95,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "chatglm": ChatGlm,
     "cohere": Cohere,
     "cohere2": Cohere2,
+    "cohere2_moe": Cohere2Moe,
     "dbrx": Dbrx,
     "deepseek_v2": DeepSeek,
     "deepseek_v3": DeepSeek,
@@ -101,9 +108,10 @@ FAMILIES: Mapping[str, type[Family]] = {
     "gemma": Gemma,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
+    "gemma4": Gemma4,
     "glm": Glm,
     "glm4": Glm4,
-    "glm4_moe": LlamaWithExperts,
+    "glm4_moe": Glm4Moe,
     "gpt2": Gpt2,
     "gpt_bigcode": GptBigCode,
     "gpt_neo": GptNeo,
@@ -112,15 +120,19 @@ FAMILIES: Mapping[str, type[Family]] = {
     "gptj": GptJ,
     "granitemoehybrid": GraniteHybrid,
     "jamba": Jamba,
+    "kimi_linear": KimiLinear,
+    "laguna": Laguna,
     "lara_mini": LaraMini,
     "lfm2": Lfm2,
     "lfm2_moe": Lfm2Moe,
+    "lfm3": Lfm3,
     "llama": Llama,
     "llama4": Llama4,
     "llama_with_experts": LlamaWithExperts,
     "longcat": LongcatFlash,
     "mamba": FirstMamba,
     "mamba2": Mamba2,
+    "mimo_v2_flash": MiMoV2,
     "minicpm3": LatentLlama,
     "mistral": Llama,
     "modernbert": ModernBert,
@@ -148,6 +160,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "siglip_vision_model": Siglip,
     "stablelm": StableLm,
     "starcoder2": Starcoder2,
+    "step3p5": Step35,
     "t5": T5,
     "vit": Vit,
     "whisper": Whisper,

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Final
 
 from annotated_types import Ge, Le, Len
 
-from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, LlamaWithExperts, Qwen2Moe
-from perfmodel.catalog.huggingface._layers import letters_of, mixer_words
+from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, DeepSeek, LlamaWithExperts, Qwen2Moe
+from perfmodel.catalog.huggingface._layers import FEED_FORWARD_LETTERS, letters_of, mixer_words
 from perfmodel.catalog.huggingface._llama import (
     Count,
     CountOrNone,
@@ -104,6 +104,106 @@ class OlmoHybrid(Llama, DeltaNetKeys):
             letters = letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", self.num_hidden_layers)
             fields["mixers"] = mixer_words([letter + "-" for letter in letters])
         return fields | {"attention_gate": False, "qk_norm_of_all_heads": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiDeltaLayers:
+    """`linear_attn_config` of Kimi Linear: numbers of the layers of each kind, from 1, and sizes of delta nets."""
+
+    full_attn_layers: tuple[Count, ...] = ()
+    kda_layers: tuple[Count, ...] = ()
+    num_heads: Count = 32
+    head_dim: Count = 128
+    short_conv_kernel_size: Count = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiLinear(DeepSeek):
+    """Kimi Linear (arXiv 2510.26692): Kimi Delta Attention, with latent attention in every fourth layer, and experts.
+    Configurations omit what equals the defaults of the Hugging Face class."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+    ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "model_max_length": "max_position_embeddings"}
+
+    first_k_dense_replace: CountOrNone = 1
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+    linear_attn_config: KimiDeltaLayers | None = None
+    linear_num_heads: Count = 32
+    linear_head_dim: Count | None = 128
+    linear_conv_kernel_dim: Count = 4
+
+    def attention(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention or delta net."""
+        n_layers = self.num_hidden_layers
+        if self.layer_types is not None:
+            return letters_of(self.layer_types, _DELTA_LETTERS, "layer_types", n_layers)
+        listed = self.linear_attn_config
+        if listed is not None and listed.full_attn_layers:
+            return ["*" if layer + 1 in listed.full_attn_layers else "L" for layer in range(n_layers)]
+        return ["*" if layer and layer % 4 == 0 else "L" for layer in range(n_layers)]
+
+    def delta_net(self) -> DeltaNet:
+        """Sizes of a delta net, whose gates and decays are made through as many elements as a head has."""
+        listed = self.linear_attn_config
+        if listed is None:
+            listed = KimiDeltaLayers(
+                num_heads=self.linear_num_heads,
+                head_dim=self.linear_head_dim or 128,
+                short_conv_kernel_size=self.linear_conv_kernel_dim,
+            )
+        return DeltaNet(
+            heads=listed.num_heads,
+            key_heads=listed.num_heads,
+            head_dim=listed.head_dim,
+            key_dim=listed.head_dim,
+            conv_kernel=listed.short_conv_kernel_size,
+            channel_decays=True,
+            gate_rank=listed.head_dim,
+        )
+
+    def fields(self) -> Fields:
+        n_layers = self.num_hidden_layers
+        if self.mlp_layer_types is None:
+            behind = ["-" if layer < self.first_k_dense_replace else "E" for layer in range(n_layers)]
+        else:
+            behind = letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
+        layers = [mixer + feed_forward for mixer, feed_forward in zip(self.attention(), behind, strict=True)]
+        return super().fields() | {"mixers": mixer_words(layers), "delta_net": self.delta_net()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BailingHybrid(KimiLinear):
+    """Ling 3: Kimi Delta Attention with full projections to gates and decays; latent attention, each head with a gate,
+    ends every group of layers (transformers models/bailing_hybrid/modeling_bailing_hybrid.py)."""
+
+    first_k_dense_replace: CountOrNone = 2
+    linear_head_dim: Count | None = None
+    short_conv_kernel_size: Count = 4
+    layer_group_size: Count = 6
+    num_mtp_layers: CountOrNone = 0
+
+    def attention(self) -> list[str]:
+        if self.layer_types is not None:
+            return super().attention()
+        return ["*" if (layer + 1) % self.layer_group_size == 0 else "L" for layer in range(self.num_hidden_layers)]
+
+    def delta_net(self) -> DeltaNet:
+        # As many heads as attention has. transformers writes their size under a key of its own, because it keeps that
+        # of rotated elements under `head_dim`.
+        heads, head_dim = self.num_attention_heads, self.linear_head_dim or self.head_dim or 128
+        return DeltaNet(
+            heads=heads,
+            key_heads=heads,
+            head_dim=head_dim,
+            key_dim=head_dim,
+            conv_kernel=self.short_conv_kernel_size,
+            channel_decays=True,
+        )
+
+    def fields(self) -> Fields:
+        fields = super().fields() | {"head_gate": True}
+        return fields | {"mtp_layers": self.num_mtp_layers or self.num_nextn_predict_layers}
 
 
 _DELTA_LETTERS: Final[Mapping[str, str]] = {"linear_attention": "L", "full_attention": "*"}

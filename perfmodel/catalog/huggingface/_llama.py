@@ -2,7 +2,7 @@
 what follows its shape without experts: Mistral, Qwen."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
@@ -79,6 +79,9 @@ def activation(name: str) -> str:
 class Llama(Stack):
     """LLaMA, Mistral: RMS norm, rotary positions, gated feed-forward, no biases."""
 
+    BIASED_OUTPUT: ClassVar[bool] = True
+    """Whether `attention_bias` is also said of the output projection."""
+
     intermediate_size: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
@@ -110,6 +113,7 @@ class Llama(Stack):
             "positions": "rope",
             "bias": False,
             "qkv_bias": self.attention_bias,
+            "output_bias": self.attention_bias and self.BIASED_OUTPUT,
             "dropout": False,
             "tied_embeddings": self.tie_word_embeddings,
             # Qwen's configurations state a window and turn it off beside it.

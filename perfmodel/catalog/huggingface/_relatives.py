@@ -57,7 +57,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "glm_ocr": Relative(family="llama", fields={"norm_at": "both"}),
     "granite": Relative(family="llama"),
     "granite_docling": Relative(family="llama", defaults={"tie_word_embeddings": True}),
-    "helium": Relative(family="llama"),
+    "helium": Relative(family="llama", fields={"output_bias": False}),
     "hunyuan_v1_dense": Relative(family="llama", fields=_QK_NORM),
     "hunyuan_vl": Relative(family="llama", fields=_QK_NORM, defaults={"tie_word_embeddings": True}),
     "internlm": Relative(family="llama", aliases={"bias": "attention_bias"}),
@@ -68,7 +68,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "ministral": Relative(family="llama"),
     "ministral3": Relative(family="llama"),
     "orion": Relative(family="llama", fields=_LAYER_NORM),
-    "seed_oss": Relative(family="llama"),
+    "seed_oss": Relative(family="llama", fields={"output_bias": False}),
     "smollm3": Relative(family="llama"),
     "xverse": Relative(family="llama"),
     "yi": Relative(family="llama"),
@@ -168,6 +168,9 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "sarvam_mla": Relative(family="deepseek_v3"),
     # --- hybrids ---
     "qwen3_5_moe": Relative(family="qwen3_next"),
+    # --- other heads in the window ---
+    "mimo_v2": Relative(family="mimo_v2_flash"),
+    "step3p7": Relative(family="step3p5"),
     # --- encoders with BERT's layers ---
     "big_bird": Relative(family="bert", defaults={"max_position_embeddings": 4096}, left_out=_BLOCK_SPARSE),
     "camembert": Relative(family="roberta"),

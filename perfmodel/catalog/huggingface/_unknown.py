@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from perfmodel.catalog.huggingface._experts import EXPERT_KEYS
-from perfmodel.errors import UnknownNameError
+from perfmodel.errors import PerfModelError, UnknownNameError
 
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
@@ -42,7 +42,6 @@ LATENT: Final[Mapping[str, tuple[str, ...]]] = {
 """Sizes of multi-head latent attention, which all configurations call the same."""
 OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
 """Sizes that are absent from the model if a configuration leaves them out."""
-_WINDOW_HEADS: Final = "its windowed attention and its full attention have different numbers of heads"
 _HEAD_GATES: Final = "each of its attention heads has a gate"
 _STREAMS: Final = "it has several residual streams, which every layer mixes"
 _SHARED_BLOCK: Final = "one attention block is shared by several layers, with adapters for each"
@@ -52,12 +51,16 @@ _BLOCK_TABLES: Final = "it adds embeddings of positions on the page"
 _LOCAL_PROJECTIONS: Final = "its global tokens have separate projections"
 _SOUND: Final = "it has an audio model and a language model, and its configuration does not say which is which"
 _SPARSE_T5: Final = "its encoder and decoder have experts in some of their layers"
+
+
+class CannotDescribeError(PerfModelError):
+    """A configuration of a known family has a feature that `Transformer` lacks; the message names it."""
+
+
 REASONS: Final[Mapping[str, str]] = {
     # --- decoders ---
     "axk2": "its norms have low-rank gates, and its latent attention has a gate",
-    "bailing_hybrid": "its linear attention has a gate and a decay for every channel",
     "blt": "byte-level models precede and follow its layers",
-    "cohere2_moe": "its experts run beside attention, on one norm",
     "cohere_compass": "it has the layers of Cohere, but other kinds of attention",
     "cpmant": "its scores have a learned bias for pairs of segments",
     "deepseek_v4": "its layers attend to compressed keys, and residual streams are mixed",
@@ -66,7 +69,6 @@ REASONS: Final[Mapping[str, str]] = {
     "dory": "it has no norms: scales of its projections and residuals are trained instead",
     "dots3_note": _HEAD_GATES,
     "gemma3n": "every layer has its own embeddings, and there are several residual streams",
-    "gemma4": "the heads of its full attention and of its windowed attention differ in size",
     "gemma4_assistant": "the heads of its full attention and of its windowed attention differ in size",
     "gemma4_unified": "the heads of its full attention and of its windowed attention differ in size",
     "gemma4_unified_assistant": "the heads of its full attention and of its windowed attention differ in size",
@@ -77,10 +79,6 @@ REASONS: Final[Mapping[str, str]] = {
     "inkling2": _INKLING,
     "inkling2_loop": _INKLING,
     "jetmoe": "its attention projections are experts",
-    "kimi_linear": "its linear attention has gates and decays of low rank",
-    "laguna": _HEAD_GATES,
-    "lfm3": _HEAD_GATES,
-    "mimo_v2_flash": _WINDOW_HEADS,
     "minimax": "its lightning attention has a decay per head and a gate, which are not supported",
     "moshi": "a second model predicts several audio streams",
     "nemotron-nas": "its layers have feed-forwards of different sizes",
@@ -88,7 +86,6 @@ REASONS: Final[Mapping[str, str]] = {
     "qwen4_exp": _STREAMS,
     "recurrent_gemma": "its recurrent blocks are not supported",
     "rwkv": "its layers mix tokens without attention",
-    "step3p5": _WINDOW_HEADS,
     "xlnet": "it projects positions separately, and has two streams of attention",
     "xlstm": "its recurrent cells are not supported",
     "zamba": _SHARED_BLOCK,
@@ -139,21 +136,30 @@ REASONS: Final[Mapping[str, str]] = {
     "musicgen_melody": _SOUND,
 }
 """Families that `Transformer` cannot describe exactly, and the features that it lacks."""
-_ALSO: Final = {"step3p7": "step3p5", "rwkv7": "rwkv", "rwkv5": "rwkv", "rwkv6": "rwkv", "hrm_text": "hrm"}
+_ALSO: Final = {"rwkv7": "rwkv", "rwkv5": "rwkv", "rwkv6": "rwkv", "hrm_text": "hrm"}
 """Families that lack what another one lacks."""
 ASK: Final = "?"
 """Stands in the TOML where the configuration does not tell a size."""
 
 
-def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> UnknownNameError:
+def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> PerfModelError:
     """The error for an unknown `model_type`; its note is a TOML of the model to complete."""
-    remedy = "or complete the TOML below, save it and give --model mine.toml"
     plain = family.removesuffix("_text")
     reason = REASONS.get(plain, REASONS.get(_ALSO.get(plain, ""), ""))
     if reason:
-        remedy = f"it cannot be described exactly: {reason}; for a model near to it, complete the TOML below, save it "
-        remedy += "and give --model mine.toml"
+        return cannot_describe(family, reason, config)
+    remedy = "or complete the TOML below, save it and give --model mine.toml"
     error = UnknownNameError("Hugging Face model_type", family, known, remedy=f"{remedy} (docs/howto/add_a_model.md)")
+    error.add_note(toml_from_config(config))
+    return error
+
+
+def cannot_describe(family: str, reason: str, config: Mapping[str, Any]) -> PerfModelError:
+    """The error for a model that `Transformer` lacks a feature of; its note is a TOML of a near one to complete."""
+    error = PerfModelError(
+        f"Hugging Face model_type {family!r} cannot be described exactly: {reason}; for a model near to it, complete "
+        "the TOML below, save it and give --model mine.toml (docs/howto/add_a_model.md)"
+    )
     error.add_note(toml_from_config(config))
     return error
 

@@ -1,5 +1,6 @@
 """Matrix products that get adapters, by the names used in launch files."""
 
+import re
 from collections.abc import Iterable
 from typing import Final, get_args
 
@@ -48,13 +49,52 @@ _ALL_LINEAR: Final[tuple[AdapterModule, ...]] = (
 """The modules of a Llama that peft's `all-linear` and LLaMA-Factory's `all` stand for."""
 
 
+_PREFIXES: Final = (
+    "model.layers.0.",
+    "model.language_model.layers.0.",
+    "language_model.model.layers.0.",
+    "model.text_model.layers.0.",
+    "model.model.layers.0.",
+)
+"""Beginnings of the names of a layer's products in Transformers' language models, alone and beside a tower."""
+_PRODUCTS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_FEED_FORWARDS: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_OF_PATTERN: Final = re.compile(r"[\\\[\](){}|*+?^$]")
+"""Characters that names do not have."""
+_SLOW: Final = re.compile(r"[*+}][^()]*\)[*+{]|\\[1-9]")
+"""A repetition inside a repeated group, or a reference to a group: such patterns can take forever."""
+_LONGEST_PATTERN: Final = 1000
+
+
+def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
+    """The products of a layer that a regular expression names as a whole, as peft reads a text; empty if it names none
+    or is no expression."""
+    if len(pattern) > _LONGEST_PATTERN or _SLOW.search(pattern):
+        return ()
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return ()
+    modules: list[AdapterModule] = []
+    for product in (*_PRODUCTS, *_FEED_FORWARDS):
+        if any(compiled.fullmatch(prefix + product) for prefix in _PREFIXES):
+            plain = product.rpartition(".")[2]
+            modules += _BY_NAME.get(plain, (plain,))  # pyright: ignore[reportArgumentType]
+    return tuple(modules)
+
+
 def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
-    """The field `adapter_modules` for the layers named, and a note on names that perfmodel does not know; empty without
-    names.
+    """The field `adapter_modules` for the layers named, and a doubt about names that perfmodel does not know; empty
+    without names.
 
     A product that is named with its parts stands for them.
     """
-    if isinstance(targets, str):
+    if isinstance(targets, str) and _OF_PATTERN.search(targets):
+        of_pattern = _modules_of_pattern(targets)
+        if of_pattern:
+            return {"adapter_modules": of_pattern}
+        targets = [targets]
+    elif isinstance(targets, str):
         targets = targets.replace(",", " ").split()
     names = list(targets or ())
     if not names:
@@ -76,7 +116,8 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     if modules:
         fields["adapter_modules"] = tuple(dict.fromkeys(modules))
     if unknown:
-        fields["note.adapters"] = (
-            f"adapters on {', '.join(unknown)} are left out, because a layer has no matrix multiplication of that name"
+        fields["doubt.adapters"] = (
+            f"what is trained may be wrong: adapters on {', '.join(unknown)} are left out, because no matrix "
+            "multiplication of that name is known"
         )
     return fields

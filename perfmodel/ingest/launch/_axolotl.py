@@ -9,6 +9,7 @@ from perfmodel.ingest.launch._finetuning import (
     FSDP_KEYS,
     Adapters,
     accumulation_fields,
+    bits_by_name,
     fsdp_fields,
     is_on,
     mesh_rule,
@@ -57,7 +58,9 @@ def _tuning(settings: Mapping[str, Any]) -> Fields:
     if not is_on(adapter):
         return {}
     # `qlora` implies 4 bits; plain LoRA may load the weights in either.
-    bits = 4 if adapter == "qlora" or is_on(settings.get("load_in_4bit")) else 0
+    bits = bits_by_name(settings.get("base_model", ""))
+    if adapter == "qlora" or is_on(settings.get("load_in_4bit")):
+        bits = 4
     adapters = Adapters(
         rank=settings.get("lora_r", 8),
         targets="all-linear" if is_on(settings.get("lora_target_linear")) else settings.get("lora_target_modules"),
@@ -167,6 +170,7 @@ AXOLOTL: Final = LaunchFormat(
         Rule(
             keys=(
                 "adapter",
+                "base_model",
                 "lora_r",
                 "lora_target_modules",
                 "lora_target_linear",

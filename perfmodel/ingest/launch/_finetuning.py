@@ -18,6 +18,20 @@ _BASE_WEIGHTS: Final = {4: "nf4", 8: "int8"}
 _LORA: Final = ("lora", "qlora", "qalora", "longlora")
 
 
+_NARROW_NAMES: Final = (
+    (re.compile(r"(?<![a-z0-9])(2-?bit|int2)(?![a-z0-9])"), 2),
+    (re.compile(r"(?<![a-z0-9])(gptq|awq|nf4|4-?bit|int4|w4a16|fp4|nvfp4|mxfp4)(?![a-z0-9])"), 4),
+    (re.compile(r"(?<![a-z0-9])(8-?bit|int8|w8a8|w8a16|fp8)(?![a-z0-9])"), 8),
+)
+"""Parts of a checkpoint's name that tell in how many bits it holds its weights."""
+
+
+def bits_by_name(model: Any) -> int:
+    """Bits of the weights of a checkpoint that is quantized by its name (`...-GPTQ`, `...-bnb-4bit`); 0 for others."""
+    plain = str(model).lower().replace("_", "-")
+    return next((bits for pattern, bits in _NARROW_NAMES if pattern.search(plain)), 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
     """A file's settings for adapters, whether or not it uses any."""

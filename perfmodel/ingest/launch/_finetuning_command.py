@@ -18,12 +18,13 @@ from perfmodel.ingest.launch._finetuning_files import (
     with_named_files,
 )
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._open_instruct import OLMO_CORE, behind_submitter, over_nodes, trains_on_olmo_core
 from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer, refuse_several_models
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER, WORLD
+from perfmodel.ingest.launch._trainer import MICRO, SWIFT, TRAINER, WORLD
 from perfmodel.ingest.launch._verl import VERL
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word

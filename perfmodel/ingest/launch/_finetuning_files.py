@@ -12,13 +12,14 @@ from perfmodel.ingest.launch._deepspeed import DEEPSPEED
 from perfmodel.ingest.launch._entries import AUTO, Entries, Entry, Neighbours, Source, included_entries
 from perfmodel.ingest.launch._finetuning import is_on
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_PLUGINS, PLUGIN_FILE
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import LLAMA_FACTORY, MICRO, SWIFT, TRAINER
+from perfmodel.ingest.launch._trainer import MICRO, SWIFT, TRAINER
 from perfmodel.ingest.launch._xtuner import XTUNER
 
-FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
+FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY_PLUGINS, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
 """Formats of front ends, which are read and not written; of those that recognise a file the first one reads it."""
 _CONFIGURATION: Final = "deepspeed"
 """The key that names DeepSpeed's file, or holds its settings."""
@@ -68,6 +69,7 @@ _TITLES: Final = {
     "axolotl": "axolotl",
     "torchtune": "torchtune",
     "llama-factory": "LLaMA-Factory",
+    "llama-factory-v1": "LLaMA-Factory",
     "ms-swift": "MS-Swift",
     "hf-trainer": "Hugging Face's Trainer",
     "own-program": "the program",
@@ -84,6 +86,8 @@ def finetuning_format(entries: Entries) -> LaunchFormat | None:
         return None
     for form in FINETUNING:
         if form is AXOLOTL and "base_model" not in entries:
+            continue
+        if form is LLAMA_FACTORY_PLUGINS and not {"train_dataset", "cutoff_len"} & set(entries):
             continue
         if form is SWIFT and "tensor_model_parallel_size" in entries:
             continue  # of Megatron-SWIFT, whose arguments are Megatron's
@@ -102,6 +106,8 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
         neighbours: files that it may name.
     """
     entries = dict(source.entries)
+    if PLUGIN_FILE in entries:
+        entries[_CONFIGURATION] = entries.pop(PLUGIN_FILE)
     # The front end's own keys win over Accelerate's, and DeepSpeed's file over both but for what it leaves to `auto`.
     accelerate = _accelerate_entries(entries, neighbours)
     entries = {key: entry for key, entry in entries.items() if not key.startswith(_OF_LAUNCHER)}

@@ -15,11 +15,11 @@ from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._harm import is_harmless
+from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_hybrids import KINDS
 from perfmodel.ingest.launch._megatron_model import GATED_SIZE, NAMED_MODEL, OFFLOADED_WEIGHTS, PLAIN_NORMS
 from perfmodel.ingest.launch._model import catalog_model
-from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 from perfmodel.spec import Model, Transformer
 
 _ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)

@@ -21,6 +21,7 @@ from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._launch import Launch, Overrides, settle
 from perfmodel.ingest.launch._levanter import LEVANTER
+from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
 from perfmodel.ingest.launch._maxtext_command import maxtext_command
@@ -40,7 +41,6 @@ from perfmodel.ingest.launch._primus import primus_command
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
-from perfmodel.ingest.launch._trainer import LLAMA_FACTORY
 from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.ingest.launch.shell import SHELLS
 from perfmodel.spec import Layout, Model

@@ -1,7 +1,7 @@
-"""Arguments of Hugging Face's Trainer, and of the front ends that extend them: LLaMA-Factory and MS-Swift.
+"""Arguments of Hugging Face's Trainer, and of MS-Swift, which extends them (LLaMA-Factory: `_llama_factory`).
 
-`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`; `llamafactory/hparams`; ms-swift, Command Line
-Parameters. All are read from YAML, from JSON, and as flags of a command (`_finetuning_command`).
+`transformers/training_args.py`; trl `SFTConfig` and `ModelConfig`; ms-swift, Command Line Parameters. All are read from
+YAML, from JSON, and as flags of a command (`_finetuning_command`).
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from perfmodel.ingest.launch._finetuning import (
     FSDP_KEYS,
     Adapters,
     accumulation_fields,
+    bits_by_name,
     checkpointing_fields,
     fsdp_fields,
     is_on,
@@ -23,7 +24,7 @@ from perfmodel.ingest.launch._finetuning import (
     tuning_fields,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, read_only, words
+from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, Rule, read_only, words
 
 MICRO: Final = "per_device_train_batch_size"
 ACCUMULATION: Final = "gradient_accumulation_steps"
@@ -60,7 +61,7 @@ def world_fields(settings: Mapping[str, Any]) -> Fields:
 WORLD_RULE: Final = Rule(keys=WORLD, read=world_fields, fields=("devices",))
 
 
-def _batches(settings: Mapping[str, Any]) -> Fields:
+def trainer_batches(settings: Mapping[str, Any]) -> Fields:
     """The Trainer's defaults are 8 sequences per device and no accumulation."""
     return accumulation_fields(settings, MICRO, ACCUMULATION, default_micro=8)
 
@@ -103,16 +104,16 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
 
 
 def _packed(settings: Mapping[str, Any]) -> Fields:
-    return padding_note("its longest length", any(is_on(settings.get(name)) for name in _PACKINGS))
+    return padding_note("its longest length", any(is_on(settings.get(name)) for name in PACKINGS))
 
 
-_PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
-_MODEL_KEYS: Final = ("model_name_or_path", "model_id_or_path", "model", "model_name", "base_model")
+PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
+MODEL_KEYS: Final = ("model_name_or_path", "model_id_or_path", "model", "model_name", "base_model")
 _CONFIGURATION: Final = "config_name"
 _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
 
 
-def _model(settings: Mapping[str, Any]) -> Fields:
+def named_model(settings: Mapping[str, Any]) -> Fields:
     """The model by its identifier on a hub, or by the folder that it lies in.
 
     Where the configuration is taken from another place than the weights, it says what the model is.
@@ -120,21 +121,23 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     configuration = settings.get(_CONFIGURATION)
     if isinstance(configuration, str) and "/" in configuration:
         return {"model": configuration}
-    name = next((settings[key] for key in _MODEL_KEYS if key in settings), configuration)
+    name = next((settings[key] for key in MODEL_KEYS if key in settings), configuration)
     return {"model": TEXT.read(name)}
 
 
-_QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", _QLORA)
+QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_bits", _QLORA)
 
 
-def _bits(settings: Mapping[str, Any]) -> int:
+def bits_of(settings: Mapping[str, Any]) -> int:
     """Bits of frozen weights, by a switch or by their number; 0 where nothing is said."""
     # bitsandbytes' switches, or a number of bits that LLaMA-Factory and Swift take for either.
     if is_on(settings.get("load_in_4bit")) or is_on(settings.get(_QLORA)):
         return 4
     if is_on(settings.get("load_in_8bit")):
         return 8
-    return WHOLE_OR_NONE.read(settings.get("quantization_bit", settings.get("quant_bits", 0)))
+    stated = WHOLE_OR_NONE.read(settings.get("quantization_bit", settings.get("quant_bits", 0)))
+    # Checkpoints that were quantized before are named after it, and no switch says it again.
+    return stated or bits_by_name(next((settings[name] for name in MODEL_KEYS if name in settings), ""))
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
@@ -183,7 +186,7 @@ def precision_rule(default: str) -> Rule:
 
 
 SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
-_SHARED: Final = (
+SHARED: Final = (
     # How many processes run, and what each of them keeps.
     WORLD_RULE,
     SHARDING_RULE,
@@ -199,7 +202,7 @@ _SHARED: Final = (
     Rule(keys=("deepspeed", "config_file"), read=lambda settings: {}),
 )
 """Rules of the Trainer's own arguments."""
-_HARMLESS: Final = patterns(
+HARMLESS: Final = patterns(
     "*dataset* num_train_epochs *epochs* *samples* *template* data_seed *dataloader* *tokenizer*",
     "remove_unused_columns *preprocessing* label_* chat_template* *system* *split* streaming *prompt* image_*",
     "video_* average_tokens_across_devices *_token ignore_data_skip data_path data_files packing_*",
@@ -240,7 +243,7 @@ _TRL_ADAPTERS: Final = (
     "lora_target_modules",
     "lora_dropout",
     *_CHAT_ADAPTERS,
-    *_QUANTIZED,
+    *QUANTIZED,
 )
 
 
@@ -266,7 +269,7 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     # LLaVA's program has a higher rank than trl (`llava/train/train.py`).
     usual_rank = 64 if "lora_enable" in settings else 16
     # trl drops every other setting of adapters without `use_peft`; scripts of their own often have only the ranks.
-    bits = _bits(settings)
+    bits = bits_of(settings)
     if stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES):
         rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
         return Adapters(
@@ -314,18 +317,18 @@ TRAINER: Final = LaunchFormat(
     framework=torch_framework,
     marks=(MICRO,),
     table=(
-        *_SHARED,
+        *SHARED,
         precision_rule("fp32"),
-        Rule(keys=(MICRO, ACCUMULATION), read=_batches),
-        Rule(keys=(*_MODEL_KEYS, _CONFIGURATION), read=_model, fields=("model",)),
+        Rule(keys=(MICRO, ACCUMULATION), read=trainer_batches),
+        Rule(keys=(*MODEL_KEYS, _CONFIGURATION), read=named_model, fields=("model",)),
         read_only(_LENGTHS[0], "seq_len"),
         *(read_only(name, "seq_len") for name in _LENGTHS[1:]),
         Rule(
-            keys=_TRL_ADAPTERS,
+            keys=(*_TRL_ADAPTERS, *MODEL_KEYS),
             read=_trl_adapters,
             fields=("adapter_rank",),
         ),
-        Rule(keys=_PACKINGS, read=_packed),
+        Rule(keys=PACKINGS, read=_packed),
         RECOMPUTE_RULE,
         Rule(keys=(OWN_PROGRAM,), read=_own_program),
         read_only(TENSOR, "tp"),
@@ -336,78 +339,7 @@ TRAINER: Final = LaunchFormat(
             read=lambda settings: sharded_sequences(settings["ring_attn_size"], "ring"),
         ),
     ),
-    harmless=_HARMLESS,
-)
-
-
-def _factory_tuning(settings: Mapping[str, Any]) -> Fields:
-    # Defaults of `FinetuningArguments` (llamafactory/hparams/finetuning_args.py): LoRA of rank 8 on all linear layers.
-    kind = settings.get("finetuning_type", "lora")
-    adapters = Adapters(
-        rank=settings.get("lora_rank", 8),
-        targets=settings.get("lora_target", "all"),
-        dropout=settings.get("lora_dropout", 0),
-        bits=_bits(settings),
-    )
-    return tuning_fields(kind, "finetuning_type", adapters)
-
-
-def _factory_stage(settings: Mapping[str, Any]) -> Fields:
-    # Reward models, DPO and PPO run a reference model or a critic beside the one that is trained.
-    return objective_fields(settings["stage"], "stage")
-
-
-def _factory_packing(settings: Mapping[str, Any]) -> Fields:
-    """Pre-training packs its text where nothing else is said."""
-    is_packed = any(is_on(settings.get(name)) for name in _PACKINGS) or settings.get("stage") == "pt"
-    return padding_note("cutoff_len", is_packed)
-
-
-def _factory_recompute(settings: Mapping[str, Any]) -> Fields:
-    """LLaMA-Factory recomputes layers unless it is told not to."""
-    return {"recompute": "none" if is_on(settings.get("disable_gradient_checkpointing")) else "full"}
-
-
-LLAMA_FACTORY: Final = LaunchFormat(
-    name="llama-factory",
-    syntax="yaml",
-    frameworks=("llama-factory",),
-    framework=torch_framework,
-    marks=("finetuning_type", "cutoff_len", "lora_target"),
-    table=(
-        *_SHARED,
-        precision_rule("fp32"),
-        Rule(keys=(MICRO, ACCUMULATION), read=_batches),
-        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
-        # `cutoff_len` (llamafactory/hparams/data_args.py) cuts text, and packing fills it.
-        # llamafactory/hparams/data_args.py
-        key("cutoff_len", "seq_len", default=2048, write=lambda fields: {}),
-        Rule(
-            keys=("finetuning_type", "lora_rank", "lora_target", "lora_dropout", "model_name_or_path", *_QUANTIZED),
-            read=_factory_tuning,
-            fields=("adapter_rank",),
-        ),
-        Rule(keys=("stage",), read=_factory_stage),
-        Rule(keys=(*_PACKINGS, "stage", "cutoff_len"), read=_factory_packing),
-        Rule(
-            keys=("disable_gradient_checkpointing", "gradient_checkpointing", "use_unsloth_gc"),
-            read=_factory_recompute,
-            defaults={"recompute": "full"},
-        ),
-        read_only("flash_attn", "flash_attention", ATTENTION),
-        read_only("attn", "flash_attention", ATTENTION),
-        Rule(
-            keys=("sequence_parallel_size",),
-            fields=("cp",),
-            read=lambda settings: sharded_sequences(settings["sequence_parallel_size"], "ulysses"),
-        ),
-    ),
-    harmless=(
-        *_HARMLESS,
-        *patterns(
-            "fp8_* mask_* streaming* interleave* tool_format default_system mix_*",
-        ),
-    ),
+    harmless=HARMLESS,
 )
 
 
@@ -418,7 +350,7 @@ def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
         rank=settings.get("lora_rank", settings.get("lora_r", 8)),
         targets=settings.get("target_modules", "all-linear"),
         dropout=settings.get("lora_dropout", 0.05),
-        bits=_bits(settings),
+        bits=bits_of(settings),
     )
     return tuning_fields(settings.get(key, "lora"), key, adapters)
 
@@ -449,14 +381,14 @@ SWIFT: Final = LaunchFormat(
     framework=torch_framework,
     marks=(*_SWIFT_KINDS, "model_id_or_path"),
     table=(
-        *_SHARED,
+        *SHARED,
         # Swift loads weights in the checkpoint's type, which is bf16 of nearly all, and computes in it.
         precision_rule("bf16"),
         Rule(
             keys=(MICRO, ACCUMULATION, *WORLD, "sequence_parallel_size", "model", "model_id_or_path"),
             read=_swift_batches,
         ),
-        Rule(keys=_MODEL_KEYS, read=_model, fields=("model",)),
+        Rule(keys=MODEL_KEYS, read=named_model, fields=("model",)),
         read_only("max_length", "seq_len"),
         Rule(
             keys=(
@@ -465,14 +397,13 @@ SWIFT: Final = LaunchFormat(
                 "lora_r",
                 "lora_dropout",
                 "target_modules",
-                "model",
-                "model_id_or_path",
-                *_QUANTIZED,
+                *MODEL_KEYS,
+                *QUANTIZED,
             ),
             read=_swift_tuning,
             fields=("adapter_rank",),
         ),
-        Rule(keys=(*_PACKINGS, "max_length"), read=_packed),
+        Rule(keys=(*PACKINGS, "max_length"), read=_packed),
         Rule(
             keys=("activation_checkpointing", "gradient_checkpointing"),
             read=_recompute,
@@ -486,5 +417,5 @@ SWIFT: Final = LaunchFormat(
         ),
         Rule(keys=("rlhf_type",), read=_rlhf),
     ),
-    harmless=_HARMLESS,
+    harmless=HARMLESS,
 )

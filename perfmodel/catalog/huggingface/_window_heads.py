@@ -1,0 +1,305 @@
+"""Hugging Face configurations of models whose attention in the window has other heads than full attention, or whose
+values have another size than keys: Gemma 4, MiMo-V2, Step 3.5 and Laguna."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge
+
+from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, LlamaWithExperts
+from perfmodel.catalog.huggingface._layers import ATTENTION_LETTERS, FEED_FORWARD_LETTERS, letters_of, mixer_words
+from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields
+from perfmodel.catalog.huggingface._unknown import CannotDescribeError
+from perfmodel.spec.parts import Experts, WindowHeads
+
+
+def mixers_of(attention: Sequence[str], feed_forward: Sequence[str]) -> str:
+    """`Transformer.mixers` of layers with these attentions and feed-forwards, a letter per layer each."""
+    return mixer_words([mixer + behind for mixer, behind in zip(attention, feed_forward, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerSizes:
+    """An entry of `per_layer_config`: sizes of one layer that differ from those of all."""
+
+    head_dim: Count | None = None
+    num_key_value_heads: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4(LlamaWithExperts):
+    """Gemma 4 without embeddings of its own in each layer (31B, 26B-A4B): full attention has wider heads, and where the
+    configuration says so values from the projection of keys; routed experts beside the dense feed-forward have norms
+    of their own (transformers models/gemma4/modeling_gemma4.py). Configurations omit what equals the defaults of the
+    Hugging Face class."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+    ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "hidden_activation": "hidden_act"}
+
+    hidden_size: Count = 2304
+    intermediate_size: Count = 9216
+    num_attention_heads: Count = 8
+    num_hidden_layers: Count = 30
+    num_key_value_heads: Count = 4
+    vocab_size: Count = 262_144
+    head_dim: Count = 256
+    hidden_act: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Count = 131_072
+    tie_word_embeddings: bool = True
+    sliding_window: CountOrNone = 512
+    final_logit_softcapping: Annotated[float, Ge(0)] = 0.0
+    layer_types: tuple[str, ...] | None = None
+    global_head_dim: Count = 512
+    num_global_key_value_heads: Count | None = None
+    attention_k_eq_v: bool = False
+    hidden_size_per_layer_input: CountOrNone = 256
+    num_kv_shared_layers: CountOrNone = 0
+    enable_moe_block: bool = False
+    num_experts: CountOrNone = 0
+    num_experts_per_tok: CountOrNone = 0
+    per_layer_config: Mapping[str, PerLayerSizes] | None = None
+    use_bidirectional_attention: str | None = None
+
+    def attention_letters(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention."""
+        n_layers = self.num_hidden_layers
+        if self.layer_types is None:
+            letters = ["*" if (layer + 1) % 6 == 0 else "W" for layer in range(n_layers)]
+        else:
+            letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
+        # The class makes the last layer attend in full whatever the list says.
+        return [*letters[:-1], "*"]
+
+    def full_heads(self, letters: Sequence[str]) -> tuple[int, int]:
+        """Heads of keys and values of full attention, and their size."""
+        kv_heads = self.num_key_value_heads
+        if self.attention_k_eq_v:
+            kv_heads = self.num_global_key_value_heads or kv_heads
+        # transformers writes these sizes layer by layer.
+        by_layer = self.per_layer_config
+        if not by_layer:
+            return kv_heads, self.global_head_dim
+        first_full = letters.index("*")
+        stated = next((sizes for layer, sizes in by_layer.items() if int(layer) == first_full), PerLayerSizes())
+        return stated.num_key_value_heads or kv_heads, stated.head_dim or self.head_dim
+
+    def moe_fields(self) -> Fields:
+        """Fields of experts beside the dense feed-forward; empty for a model without."""
+        if not self.enable_moe_block:
+            return {"experts": None}
+        experts = Experts(
+            count=self.num_experts,
+            topk=self.num_experts_per_tok,
+            ffn_hidden=self.expert_inner,
+            shared_ffn_hidden=self.intermediate_size,
+            branch_norms=True,
+        )
+        return {"experts": experts}
+
+    def fields(self) -> Fields:
+        if self.hidden_size_per_layer_input:
+            raise CannotDescribeError("its layers have embeddings of their own (hidden_size_per_layer_input)")
+        if self.num_kv_shared_layers:
+            raise CannotDescribeError("some of its layers use the keys and values of others (num_kv_shared_layers)")
+        letters = self.attention_letters()
+        kv_heads, head_dim = self.full_heads(letters)
+        heads = self.num_attention_heads
+        window_heads = WindowHeads(heads=heads, kv_heads=self.num_key_value_heads, head_dim=self.head_dim)
+        dense = super(LlamaWithExperts, self).fields()
+        return dense | {
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "window_heads": window_heads if "W" in letters else None,
+            "keys_as_values": self.attention_k_eq_v,
+            "causal": self.use_bidirectional_attention != "all",
+            "norm_at": "both",
+            "qk_norm": True,
+            "logit_softcap": self.final_logit_softcapping > 0,
+            "mixers": mixers_of(letters, ["E" if self.enable_moe_block else "-"] * len(letters)),
+            **self.moe_fields(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiMoV2(LlamaWithExperts):
+    """MiMo-V2: attention in the window has more heads of keys and values and a sink for each head; heads of values are
+    narrower than those of keys. The module that predicts further tokens is left out."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+    BIASED_OUTPUT: ClassVar[bool] = False
+
+    head_dim: Count = 192
+    v_head_dim: Count = 128
+    swa_num_attention_heads: Count | None = None
+    swa_num_key_value_heads: Count | None = None
+    swa_head_dim: Count | None = None
+    swa_v_head_dim: Count | None = None
+    sliding_window: CountOrNone = 129
+    sliding_window_size: Count | None = None
+    hybrid_layer_pattern: tuple[CountOrNone, ...] | None = None
+    moe_layer_freq: tuple[CountOrNone, ...] | None = None
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+    add_full_attention_sink_bias: bool = False
+    add_swa_attention_sink_bias: bool = True
+
+    def attention_letters(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention."""
+        n_layers = self.num_hidden_layers
+        if self.layer_types is not None:
+            return letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
+        # Its own code lists a 1 for each layer in the window.
+        if self.hybrid_layer_pattern is not None:
+            flags = [str(flag) for flag in self.hybrid_layer_pattern]
+            return letters_of(flags, {"0": "*", "1": "W"}, "hybrid_layer_pattern", n_layers)
+        return ["*" if layer == 0 or (layer + 1) % 6 == 0 else "W" for layer in range(n_layers)]
+
+    def feed_forward_letters(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its feed-forward."""
+        n_layers = self.num_hidden_layers
+        if self.mlp_layer_types is not None:
+            return letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
+        if self.moe_layer_freq is not None:
+            flags = [str(flag) for flag in self.moe_layer_freq]
+            return letters_of(flags, {"0": "-", "1": "E"}, "moe_layer_freq", n_layers)
+        return ["-"] + ["E"] * (n_layers - 1)
+
+    def fields(self) -> Fields:
+        heads = self.num_attention_heads
+        kv_heads = self.num_key_value_heads or heads
+        window_heads = WindowHeads(
+            heads=self.swa_num_attention_heads or heads,
+            # The Hugging Face class has no key for it: twice as many.
+            kv_heads=self.swa_num_key_value_heads or 2 * kv_heads,
+            head_dim=self.swa_head_dim or self.head_dim,
+            value_dim=self.swa_v_head_dim or self.v_head_dim,
+            attention_sinks=self.add_swa_attention_sink_bias,
+        )
+        return super().fields() | {
+            "value_dim": self.v_head_dim,
+            "window": self.sliding_window if self.sliding_window_size is None else self.sliding_window_size + 1,
+            "window_heads": window_heads,
+            "attention_sinks": self.add_full_attention_sink_bias,
+            "mixers": mixers_of(self.attention_letters(), self.feed_forward_letters()),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step35(LlamaWithExperts):
+    """Step 3.5 and 3.7: attention in the window has more heads, and every head a gate (transformers
+    models/step3p7/modeling_step3p7.py)."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **EXPERT_KEYS,
+        "num_attention_groups": "num_key_value_heads",
+        "share_expert_dim": "shared_expert_intermediate_size",
+        "share_expert_dims": "shared_expert_intermediate_size",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
+
+    num_key_value_heads: Count = 8
+    head_dim: Count = 128
+    sliding_window: CountOrNone = 0
+    num_sliding_attention_heads: Count | None = None
+    attention_other_setting: Mapping[str, Any] | None = None
+    moe_layers_enum: str | tuple[CountOrNone, ...] | None = None
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+
+    def attention_letters(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its attention."""
+        n_layers = self.num_hidden_layers
+        if self.layer_types is None:
+            return ["*"] * n_layers
+        # Layers of modules for further tokens stand at the end of the list.
+        return letters_of(self.layer_types[:n_layers], ATTENTION_LETTERS, "layer_types", n_layers)
+
+    def feed_forward_letters(self) -> list[str]:
+        """A letter of `MIXERS` per layer for its feed-forward."""
+        n_layers = self.num_hidden_layers
+        if self.mlp_layer_types is not None:
+            return letters_of(self.mlp_layer_types[:n_layers], FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
+        with_experts = set(range(3, n_layers))
+        if self.moe_layers_enum is not None:
+            listed = self.moe_layers_enum
+            numbers = listed.split(",") if isinstance(listed, str) else listed
+            with_experts = {int(number) for number in numbers}
+        return ["E" if layer in with_experts else "-" for layer in range(n_layers)]
+
+    def window_heads(self) -> WindowHeads:
+        """Heads of attention in the window."""
+        stated = self.attention_other_setting or {}
+        heads = self.num_sliding_attention_heads or stated.get("num_attention_heads", self.num_attention_heads)
+        kv_heads = stated.get("num_attention_groups", stated.get("num_key_value_heads", self.num_key_value_heads))
+        return WindowHeads(
+            heads=int(heads), kv_heads=int(kv_heads), head_dim=int(stated.get("head_dim", self.head_dim))
+        )
+
+    def fields(self) -> Fields:
+        letters = self.attention_letters()
+        return super().fields() | {
+            "window_heads": self.window_heads() if "W" in letters else None,
+            "window": self.sliding_window if "W" in letters else 0,
+            "qk_norm": True,
+            "head_gate": True,
+            "mixers": mixers_of(letters, self.feed_forward_letters()),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laguna(LlamaWithExperts):
+    """Laguna: every layer may have another number of heads, of which here those in the window and the others may; every
+    head has a gate (transformers models/laguna/modeling_laguna.py)."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    head_dim: Count = 128
+    num_key_value_heads: Count = 8
+    sliding_window: CountOrNone = 512
+    gating: bool | str = True
+    num_attention_heads_per_layer: tuple[Count, ...] | Count | None = None
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+
+    def heads_of(self, letter: str, letters: Sequence[str]) -> int:
+        """Heads of the layers whose attention has this letter.
+
+        Raises:
+            CannotDescribeError: they have different numbers.
+        """
+        listed = self.num_attention_heads_per_layer
+        if not isinstance(listed, tuple):
+            return listed or self.num_attention_heads
+        numbers = {heads for heads, of_layer in zip(listed, letters, strict=False) if of_layer == letter}
+        if len(numbers) > 1:
+            raise CannotDescribeError("its layers of one kind have different numbers of heads")
+        return numbers.pop() if numbers else self.num_attention_heads
+
+    def experts(self) -> Experts:
+        return replace(super().experts(), shared_gate=False)
+
+    def fields(self) -> Fields:
+        n_layers = self.num_hidden_layers
+        letters = ["*"] * n_layers
+        if self.layer_types is not None:
+            letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
+        behind = ["-"] + ["E"] * (n_layers - 1)
+        if self.mlp_layer_types is not None:
+            behind = letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
+        window_heads = None
+        if "W" in letters:
+            window_heads = WindowHeads(
+                heads=self.heads_of("W", letters), kv_heads=self.num_key_value_heads, head_dim=self.head_dim
+            )
+        per_head = self.gating in (True, "per-head")
+        return super().fields() | {
+            "heads": self.heads_of("*", letters),
+            "window": self.sliding_window if "W" in letters else 0,
+            "window_heads": window_heads,
+            "qk_norm": True,
+            "head_gate": per_head,
+            "attention_gate": not per_head,
+            "mixers": mixers_of(letters, behind),
+        }
