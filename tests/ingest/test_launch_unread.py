@@ -39,6 +39,41 @@ def test_an_unread_argument_names_what_may_be_wrong(argument: str) -> None:
     assert launch.ignored == (f"{name} (line 1)",)
 
 
+@pytest.mark.parametrize("name", ["dion", "SOAP", "my_optimizer"])
+def test_an_optimizer_that_nobody_knows_is_named(name: str) -> None:
+    launch = parse_launch(f"{SIZES} --optimizer {name}\n", "run.sh", devices=8)
+    assert launch.may_be_wrong == (f"memory may be wrong: optimizer {name} is predicted as Adam",)
+    assert "optimizer" not in launch.job_fields
+
+
+CONVERSIONS = (
+    "tools/checkpoint/qwen_moe_mcore.py",
+    "toolkits/hf2mcore_qwen.py",
+    "tools/convert_checkpoint.py",
+    "tools/run_text_generation_server.py",
+    "evaluate_gpt.py",
+)
+
+
+@pytest.mark.parametrize("program", CONVERSIONS)
+def test_a_program_that_does_not_train_is_refused_unless_another_trains(program: str) -> None:
+    flags = SIZES.partition(" ")[2]
+    conversion = f"torchrun --nproc_per_node 1 {program} {flags} --tensor-model-parallel-size 2\n"
+    with pytest.raises(LaunchFileError, match="must be a program that trains") as refusal:
+        parse_launch(conversion, "run.sh")
+    assert "\n" not in str(refusal.value)
+    launch = parse_launch(f"{conversion}torchrun --nproc_per_node 8 {SIZES}\n", "run.sh")
+    assert launch.devices == 8
+    assert launch.layout is not None
+    assert launch.layout.tp == 1
+
+
+@pytest.mark.parametrize("program", ["pretrain_gpt.py", "finetune_eval_gpt.py", "run_evaluate_and_train.py", "main.py"])
+def test_a_program_that_trains_is_read(program: str) -> None:
+    text = SIZES.replace("pretrain_gpt.py", f"torchrun --nproc_per_node 8 {program}")
+    assert parse_launch(text, "run.sh").devices == 8
+
+
 NOISE = (
     "--no-mmap-bin-files --log-interval 10 --my-log-a --log-throughput --tensorboard-dir tb --wandb-project p "
     "--wandb-exp-name e --save ck --load ck --save-interval 500 --no-load-optim --ckpt-format torch_dist --seed 1 "

@@ -74,6 +74,10 @@ FACTS = {
         0.221, 8, {"dp": 8}, 512, "bf16", CORE, {"decoder_layers": 12, "decoder_seq_len": 128, "vocab": 29096}
     ),
     "r09_mpiexec.sh": Facts(6.738, 16, {"tp": 4, "dp": 4}, 4096, "bf16", DEEPSPEED),
+    "r12_experiments_by_case.sh": Facts(
+        0.301, 8, {"ep": 2, "micro_batch": 2, "zero": 1}, 2048, "bf16", CORE, {"stack": ("*-", *("*E",) * 7)}
+    ),
+    "r13_ranks_by_mpi.sh": Facts(0.132, 16, {"tp": 2, "pp": 2, "vpp": 2, "zero": 1}, 2048, "bf16", CORE),
     "r10_two_stages.sh": Facts(1.318, 16, {"tp": 2, "dp": 8, "zero": 1}, 2048, "bf16", CORE),
 }
 

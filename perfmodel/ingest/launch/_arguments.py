@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
@@ -24,6 +24,27 @@ LAUNCHER: Final = ("nproc-per-node", "nnodes")
 """Arguments of torchrun, before the script's name."""
 SCRIPT: Final = "<script>"
 """The entry of the Python program that runs: its file or module."""
+_TRAINS: Final = frozenset(("pretrain", "train", "training", "finetune", "sft", "dpo", "grpo", "ppo"))
+_TRAINS_NOT: Final = frozenset(
+    (
+        "convert",
+        "converter",
+        "convertor",
+        "hf2mcore",
+        "mcore2hf",
+        "hf2mg",
+        "mg2hf",
+        "preprocess",
+        "merge",
+        "inference",
+        "generation",
+        "generate",
+        "server",
+        "evaluate",
+        "eval",
+    )
+)
+"""Words in the names of programs that take the same arguments, and train nothing."""
 LAUNCHING: Final = (
     "nproc-per-node",
     "nnodes",
@@ -118,6 +139,8 @@ def read_arguments(
         ),
     ]
     # A script also prepares data and converts checkpoints; the command that trains knows most of the framework's flags.
+    training = [command for command in commands if not trains_nothing(_program(command, known))]
+    commands = training if any(_known(command, known) for command in training) else commands
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _note_on_others(best, commands, known, switches)
     entries = command_entries(best.argv, known, switches)
@@ -135,6 +158,19 @@ def read_arguments(
     if "deepspeed-config" in entries and "zero-stage" not in entries:
         entries |= _of_configuration(entries["deepspeed-config"], Neighbours(Path(place).parent, script.files))
     return Source(place=place, entries=entries, notes=tuple(notes))
+
+
+def _program(command: Command, known: frozenset[str]) -> PurePosixPath:
+    """The Python program of a command; empty where it has none."""
+    position = script_at(command.argv, known)
+    return PurePosixPath("" if position is None else command.argv[position].text)
+
+
+def trains_nothing(program: PurePosixPath) -> bool:
+    """Whether a program converts checkpoints, generates or evaluates, by its name."""
+    parts = set(program.stem.lower().replace("-", "_").split("_"))
+    of_checkpoints = program.parent.parts[-2:] == ("tools", "checkpoint")
+    return of_checkpoints or bool(parts & _TRAINS_NOT and not parts & _TRAINS)
 
 
 def _starts_processes_itself(command: Command) -> bool:

@@ -8,13 +8,13 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._table import (
     FLAG,
     NUMBER,
-    OPTIMIZER,
     WHOLE,
     WHOLE_OR_NONE,
     BadValue,
     Fields,
     Rule,
     key,
+    named_optimizer,
     words,
 )
 
@@ -155,8 +155,7 @@ _NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_sta
 
 def _optimizer(settings: Mapping[str, Any]) -> Fields:
     """The optimizer; one with masters alone in 16 bits is not described here."""
-    optimizer = OPTIMIZER.read(settings["optimizer.type"]) if "optimizer.type" in settings else None
-    fields: Fields = {} if optimizer is None else {"optimizer": optimizer}
+    fields = named_optimizer(settings["optimizer.type"]) if "optimizer.type" in settings else {}
     masters, moments = (FLAG.read(settings.get(name, False)) for name in _NARROW)
     if not masters:
         return fields

@@ -315,6 +315,8 @@ _TABLE: Final = (
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
     key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),
+    # Of forks that are started by MPI.
+    read_only("world-size", "devices"),
     *FORKS,
     *(replace(rule, fields=rule.fields or ("model.",)) for rule in MODEL),
 )

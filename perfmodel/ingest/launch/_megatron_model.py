@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from perfmodel.ingest.launch._arguments import SCRIPT
+from perfmodel.ingest.launch._arguments import SCRIPT, trains_nothing
 from perfmodel.ingest.launch._entries import as_list
 from perfmodel.ingest.launch._layer_patterns import expert_fields, expert_layers
 from perfmodel.ingest.launch._megatron_hybrids import (
@@ -332,8 +332,11 @@ _NO_DECODERS: Final = (
 
 def _kind(arguments: Mapping[str, Any]) -> Fields:
     """Kind of model of a program that trains no causal decoder: BERT, T5, or one that is not described here."""
+    program = PurePosixPath(str(arguments.get(SCRIPT, "")))
+    if trains_nothing(program):
+        raise BadValue(f"must be a program that trains; {program.name} converts checkpoints, generates or evaluates")
     # The arguments of BERT, T5 and GPT are the same: only the name of the program tells them apart.
-    name = PurePosixPath(str(arguments.get(SCRIPT, ""))).stem.lower().replace("-", "_")
+    name = program.stem.lower().replace("-", "_")
     parts = name.split("_")
     # BERT trains on pairs of sentences (token types) with a pooler and a head for masked words.
     if "bert" in parts or "bert-no-binary-head" in arguments:

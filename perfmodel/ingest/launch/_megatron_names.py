@@ -56,6 +56,7 @@ _HARMLESS: Final = {
     "its losses and server": "entropy-coef sglang-* rm-type balance-data debug-train-only megatron-to-hf-mode",
     "forks": "model-type-hf use-tutel deepspeed-activation-checkpointing is-hybrid-model bert-no-binary-head",
     "scales": "original-max-position-embeddings scale-depth scale-emb dim-model-base embed-scale",
+    "forks that start processes themselves": "rank local-rank dist-url",
     "checks": "output-multiplier-scale check-for-* no-check-for-* record-memory-history memory-snapshot-path",
     "more checks": "empty-unused-memory-level hysteresis",
     "defaults": "add-bias-linear add-position-embedding no-data-sharding synchronize-each-layer no-enable-linear-qkv",

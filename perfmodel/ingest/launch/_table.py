@@ -158,7 +158,15 @@ def _optimizer(value: Any) -> str | None:
 
 
 OPTIMIZER: Final = Values(_optimizer, lambda name: "adam" if name == "adamw" else name)
-"""An optimizer; one that nobody knows is left unsaid."""
+"""An optimizer; None for one that nobody knows (see `named_optimizer`)."""
+
+
+def named_optimizer(name: Any) -> Fields:
+    """The field of an optimizer by its name, or the doubt about one whose states nobody knows."""
+    optimizer = OPTIMIZER.read(name)
+    if optimizer is not None:
+        return {"optimizer": optimizer}
+    return {"doubt.optimizer": f"memory may be wrong: optimizer {_first(name)} is predicted as Adam"}
 
 
 def words(meanings: Mapping[Any, Any]) -> Values:
@@ -226,6 +234,8 @@ def key(
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:
+        if values is OPTIMIZER:
+            return named_optimizer(stated_value(settings))
         value = values.read(stated_value(settings))
         return {} if value is None else {into: value}
 

@@ -10,7 +10,6 @@ from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host
 from perfmodel.ingest.launch._model import catalog_model, shape
 from perfmodel.ingest.launch._table import (
     FLAG,
-    OPTIMIZER,
     TEXT,
     WHOLE,
     BadValue,
@@ -18,6 +17,7 @@ from perfmodel.ingest.launch._table import (
     Rule,
     key,
     layers_per_stage,
+    named_optimizer,
     read_only,
     stated_value,
     words,
@@ -221,7 +221,7 @@ def _optimizer(settings: Mapping[str, Any]) -> Fields:
     # The type in which weights are kept, and with them optimizer states.
     if settings.get("training.dtype") == "bfloat16" and name in ("Adam", "AdamW"):
         return {"optimizer": "adam16bit"}
-    return {"optimizer": OPTIMIZER.read(name)} if "optimizer.name" in settings else {}
+    return named_optimizer(name) if "optimizer.name" in settings else {}
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
