@@ -559,3 +559,13 @@ def test_programs_that_build_layers_of_their_own_say_so(program: str) -> None:
     described = parse_launch(f"{command} --swiglu --normalization RMSNorm --position-embedding-type rope\n", "run.sh")
     assert any(doubt.startswith(f"the model may be wrong: {program}") for doubt in plain.may_be_wrong)
     assert described.may_be_wrong == ()
+
+
+def test_the_precision_in_a_file_of_deepspeed_that_is_not_there_is_an_open_fact() -> None:
+    command = COMMAND.replace("$FILE", "ds_zero2.json").replace("$((BATCH / 8))", "4")
+    launch = parse_launch(command, "run.sh")
+    doubt = "the precision may be wrong: ds_zero2.json was not found beside the file; bf16 is assumed"
+    assert launch.may_be_wrong == (doubt,)
+    assert launch.job_fields["dtype"] == "bf16"
+    stated = parse_launch(command.replace("tune.py", "tune.py --fp16"), "run.sh")
+    assert (stated.may_be_wrong, stated.job_fields["dtype"]) == ((), "fp16")

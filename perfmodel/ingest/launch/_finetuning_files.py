@@ -16,7 +16,7 @@ from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import MICRO, SWIFT, TRAINER
+from perfmodel.ingest.launch._trainer import MICRO, OWN_PROGRAM, SWIFT, TRAINER
 from perfmodel.ingest.launch._xtuner import XTUNER
 
 FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY_PLUGINS, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
@@ -24,6 +24,7 @@ FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY_PLUGINS, LLAMA_FACTORY, S
 _CONFIGURATION: Final = "deepspeed"
 """The key that names DeepSpeed's file, or holds its settings."""
 _BY_NAME: Final = "<deepspeed by name>"
+_PRECISION_UNSEEN: Final = "<precision of a file that is not there>"
 _STAGE_FLAG: Final = "zero_stage"
 """The entry that keeps the name of a file of DeepSpeed's which is not there to be read."""
 _ACCELERATE_FILE: Final = "config_file"
@@ -140,7 +141,12 @@ def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
     return replace(
         form,
         # The last rule that says a field wins: the front end fills in what DeepSpeed's table takes for its own default.
-        table=(*DEEPSPEED.table, *form.table, Rule(keys=(_BY_NAME,), read=_stage_by_name)),
+        table=(
+            *DEEPSPEED.table,
+            *form.table,
+            Rule(keys=(_BY_NAME,), read=_stage_by_name),
+            Rule(keys=(_PRECISION_UNSEEN,), read=_unseen_precision),
+        ),
         harmless=(*DEEPSPEED.harmless, *form.harmless, *_BESIDE_DEEPSPEED),
         framework=lambda fields, entries: "deepspeed",
         always={**form.always, **_remark(form, "DeepSpeed")},
@@ -242,6 +248,10 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
         built = _STAGE_FLAG in entries and not isinstance(named.value, str)
         inside = _built_by_program(merged) if built else _deepspeed_entries(named, neighbours)
     dtype = _dtype_of(merged, form)
+    # The Trainer's own switches say the precision; a program of somebody's has it of DeepSpeed's file.
+    if _BY_NAME in inside and OWN_PROGRAM in merged and not _states_precision(merged, form):
+        dtype = "bf16"
+        merged[_PRECISION_UNSEEN] = inside[_BY_NAME]
     # Without a switch of its own the Trainer trains as Accelerate is told.
     launched = merged.pop(_PRECISION, None)
     if launched is not None and not _states_precision(merged, form):
@@ -319,6 +329,11 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
             "states lies in host memory"
         )
     return fields
+
+
+def _unseen_precision(settings: Mapping[str, Any]) -> Fields:
+    name = settings[_PRECISION_UNSEEN]
+    return {"doubt.precision": f"the precision may be wrong: {name} was not found beside the file; bf16 is assumed"}
 
 
 def _states_precision(entries: Entries, form: LaunchFormat) -> bool:
