@@ -26,7 +26,7 @@ from perfmodel.prediction.memory import peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.session import Session
 from perfmodel.spec import OPTIMIZERS, Framework, Job, Layout, Mlp, Transformer, key_fields
-from perfmodel.spec.parts import Experts
+from perfmodel.spec.parts import Experts, WindowHeads
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
 DENSE = Transformer(
@@ -42,6 +42,21 @@ MODELS = [
     replace(DENSE, name="further tokens", mtp_layers=1, norm_at="both", qk_norm=True, qk_norm_of_all_heads=True),
     replace(DENSE, name="side by side", parallel_blocks="one_norm"),
     replace(DENSE, name="side by side on two norms", parallel_blocks="two_norms", window=256),
+    replace(
+        DENSE,
+        name="other heads in the window",
+        window=256,
+        full_attention_every=2,
+        window_heads=WindowHeads(heads=8, kv_heads=4, head_dim=128),
+        value_dim=32,
+        head_gate=True,
+    ),
+    replace(
+        DENSE,
+        name="experts beside attention",
+        parallel_blocks="one_norm",
+        experts=Experts(count=8, topk=2, ffn_hidden=1024, first_dense_layers=2),
+    ),
     replace(catalog.model("dit-b-2"), seq_len=1024),
     Mlp(name="mlp", layers=14, hidden=4096),
     catalog.model("resnet-50"),
