@@ -307,3 +307,9 @@ def test_experts_of_megatron_deepspeed_are_known_by_any_of_its_flags(flag: str) 
     assert (launch.model.experts.topk, launch.model.experts.every) == (1, 2)
     _, launch = read("a.sh", MEGATRON % "--num-experts 16")
     assert (launch.model.experts.topk, launch.model.experts.every) == (2, 1)
+
+
+@pytest.mark.parametrize(("kind", "devices"), [('"NO"', 1), ("NO", 1), ("MULTI_GPU", 16)])
+def test_accelerate_starts_one_process_without_a_kind_of_distribution(kind: str, devices: int) -> None:
+    launch = parse_launch(ACCELERATE % (kind, ""), "a.yaml")
+    assert launch.devices == devices

@@ -146,8 +146,16 @@ def _framework(fields: Fields, entries: Entries) -> str:
     return _FRAMEWORKS.get(kind if isinstance(kind, str) else "", "pytorch")
 
 
+def _is_single(kind: Any) -> bool:
+    """Whether a word of `distributed_type` starts a single process; YAML takes a bare `NO` for false."""
+    return kind is False or str(kind).upper() == "NO"
+
+
 _WORLD: Final = (
     key("num_processes", "devices"),
+    # Without a kind of distribution one process is started, however many the file counts
+    # (`accelerate/commands/launch.py`, `simple_launcher`).
+    Rule(keys=(_KIND,), read=lambda settings: {"devices": 1} if _is_single(settings[_KIND]) else {}),
     Rule(keys=("machine_rank",), read=lambda settings: {}, write=lambda fields: {"machine_rank": 0}),
     Rule(
         keys=("num_machines",),
