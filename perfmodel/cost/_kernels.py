@@ -26,6 +26,7 @@ A kernel's time is made in this order, every step of it a function that says wha
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -213,7 +214,8 @@ class KernelModel:
             # few devices are: only of them the stacks are looked through
             if with_whole_units(query.figures) is query.figures:
                 return False
-            return not any(s.figures.same_kernels(query.figures) for r in regressors for s in r.stacks)
+            stacks = chain.from_iterable(regressor.stacks for regressor in regressors)
+            return not any(stack.figures.same_kernels(query.figures) for stack in stacks)
 
         slowed = request.of_query(is_slowed).astype(bool)
         slowed &= self._unnamed(request)
@@ -224,10 +226,10 @@ class KernelModel:
         at = np.flatnonzero(slowed & ~backward)
         if not len(at):
             return
-        own = request.take(at)
-        as_whole = replace(own, queries=tuple(whole(q) if is_slowed(q) else q for q in own.queries))
+        as_they_are = request.take(at)
+        as_whole = replace(as_they_are, queries=tuple(whole(q) if is_slowed(q) else q for q in as_they_are.queries))
         whole_s = np.exp(self._predict(as_whole).log_time)
-        longer_s = np.exp(_log_by_query(least_of_rows, own)) - np.exp(_log_by_query(least_of_rows, as_whole))
+        longer_s = np.exp(_log_by_query(least_of_rows, as_they_are)) - np.exp(_log_by_query(least_of_rows, as_whole))
         answers.move(at, np.minimum(np.log(whole_s + longer_s) - answers.log_time[at], 0.0))
 
     def _predict_products(self, request: PriceQuery) -> Prediction:

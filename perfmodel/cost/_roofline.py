@@ -73,14 +73,14 @@ def slowed_unit_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray
     0 on most devices, and of what takes no such units (`with_whole_units`).
     """
     longer_s = np.zeros(len(ops))
-    own = Figures.of(device)
-    whole = with_whole_units(own)
+    figures = Figures.of(device)
+    unslowed = with_whole_units(figures)
     products = {i: op for i, op in enumerate(ops) if isinstance(op, KernelOp) and op.uses_matrix_units}
-    if whole is own or not products:
+    if unslowed is figures or not products:
         return longer_s
     for members, rows in rows_by_family(list(products.values())):
         at = np.array(list(products))[members]
-        longer_s[at] = least_of_rows(own, rows) - least_of_rows(whole, rows)
+        longer_s[at] = least_of_rows(figures, rows) - least_of_rows(unslowed, rows)
     return longer_s
 
 

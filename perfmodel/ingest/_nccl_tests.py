@@ -179,8 +179,9 @@ def _label_of_header(text: str) -> re.Pattern[str] | None:
 def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
     """A line without what a launcher put before it."""
     line = _COLOURS.sub("", raw)
-    own = label_of_log.match(line) if label_of_log else None
-    line = line[own.end() :] if own else line
+    launcher_label = label_of_log.match(line) if label_of_log else None
+    if launcher_label:
+        line = line[launcher_label.end() :]
     # A clock of the container may stand before the launcher's own label.
     for _ in range(_MOST_LABELS):
         label = _LABEL.match(line)

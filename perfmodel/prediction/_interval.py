@@ -184,4 +184,4 @@ def joint_of(
     within = of_layouts @ of_layouts.T + likeness.shared(points, points)
     single = likeness.alone(points, points) + np.diag(noise_sd**2)
     covariance = CovarianceTerms(of_site @ of_site.T, within, single).under(scales)
-    return Joint(covariance, scales.weight, scales.own[:, None] * noise_sd**2)
+    return Joint(covariance, scales.weight, scales.single[:, None] * noise_sd**2)

@@ -112,7 +112,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     accumulates = ~sharding.one_backward
     gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates)
     kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
-    whole_bytes = params.updated.whole * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
+    whole_bytes = params.updated.unsharded * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
     gradients = xp.where(gradients_sharded, params.updated.sharded * kept_bytes, whole_bytes) * trains_weights
     gradients = xp.where((sharding.on_host > 0) & (gradients_sharded | ~sharding.reduced), 0.0, gradients)
 
@@ -131,7 +131,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     # data-parallel wrappers, and the one that ZeRO 3 allocates once where weights stay live.
     permanent = costs.communicator_bytes * sharding.communicators
     if costs.ddp_buckets:
-        in_wrapper = weight_bytes * params.updated.whole
+        in_wrapper = weight_bytes * params.updated.unsharded
         permanent = permanent + xp.where((sharding.zero == 0) & reduces_gradients, in_wrapper, 0.0)
     if costs.live_params:
         is_bucketed = (sharding.zero == 3) & reduces_gradients
@@ -269,7 +269,7 @@ def _weight_bytes(
 
     # Secondary shards inside a node.
     if job.gradients.secondary_shards > 1:
-        secondary = weight_bytes * params.stored.whole / job.gradients.secondary_shards
+        secondary = weight_bytes * params.stored.unsharded / job.gradients.secondary_shards
         weights = weights + xp.where(sharding.zero >= 3, secondary, 0.0)
 
     # 8-bit copies of every weight that is trained in 8 bits, row-wise and, for the products of backward, column-wise.

@@ -236,7 +236,7 @@ class ShardedParams(NamedTuple):
 
     sharded: Float[Any, "*layouts ranks"]
     """Parameters of the rank's shard, for states that are sharded."""
-    whole: Float[Any, "*layouts ranks"]
+    unsharded: Float[Any, "*layouts ranks"]
     """All parameters of the rank's stages, for states that are not sharded."""
 
 

@@ -90,13 +90,13 @@ def test_half_of_a_mixture_holds_nine_tenths_of_it() -> None:
 def test_two_scales_are_log_normal_and_weigh_one_together() -> None:
     found = scales((0.3, 0.7))
     assert found.weight.sum() == pytest.approx(1.0)
-    logs = np.log(found.within) / 2, np.log(found.own) / 2
+    logs = np.log(found.within) / 2, np.log(found.single) / 2
     for values, sd in zip(logs, (0.3, 0.7), strict=True):
         assert found.weight @ values == pytest.approx(0.0, abs=1e-12)
         assert found.weight @ values**2 == pytest.approx(sd**2)
     assert found.weight @ (logs[0] * logs[1]) == pytest.approx(0.0, abs=1e-12)
     alike = scales((0.0, 0.0))
-    assert (alike.within.tolist(), alike.own.tolist(), alike.weight.tolist()) == ([1.0], [1.0], [1.0])
+    assert (alike.within.tolist(), alike.single.tolist(), alike.weight.tolist()) == ([1.0], [1.0], [1.0])
 
 
 def test_a_half_width_adds_the_variances_of_factors_layouts_settings_and_noise() -> None:
@@ -151,7 +151,7 @@ def test_the_first_part_of_a_driver_widens_most(share: float, more: float) -> No
 def test_scales_of_a_site_multiply_what_layouts_share_and_what_is_their_own() -> None:
     site_prior, shares = replace(PLAIN, scatter=(0.5, 0.9)), {"products": 1.0}
     nodes = site_prior.scales
-    variance = 0.01**2 + nodes.within * (0.04**2 + 0.001) + nodes.own * (0.03**2 + 0.02**2)
+    variance = 0.01**2 + nodes.within * (0.04**2 + 0.001) + nodes.single * (0.03**2 + 0.02**2)
 
     def outside(half: float) -> float:
         return float(nodes.weight @ (2 * norm.cdf(half / np.sqrt(variance)) - 1)) - 0.9
@@ -356,8 +356,8 @@ def test_scales_move_what_is_within_a_site_and_its_noise_and_leave_factors() -> 
     site_prior = replace(PLAIN, scatter=(0.4, 0.8))
     joint, nodes = joint_of(site_prior, names, shared, own, np.zeros((1, 8))), site_prior.scales
     within, single = 0.03**2 + 0.02**2 + 0.04**2, 0.03**2 + 0.02**2
-    np.testing.assert_allclose(joint.covariance[:, 0, 0], 0.1**2 + nodes.within * within + nodes.own * single)
-    np.testing.assert_allclose(joint.noise[:, 0], nodes.own * 0.02**2)
+    np.testing.assert_allclose(joint.covariance[:, 0, 0], 0.1**2 + nodes.within * within + nodes.single * single)
+    np.testing.assert_allclose(joint.noise[:, 0], nodes.single * 0.02**2)
 
 
 def test_the_chance_that_a_layout_is_faster_is_that_of_a_normal_difference() -> None:
@@ -407,11 +407,11 @@ def test_a_site_is_that_of_its_framework_and_device_or_of_the_nearest_that_is_kn
     known = population()
     hopper, unknown = catalog.device("H100-SXM5-80GB"), replace(catalog.device("L40S"), architecture="Nobody's")
     of_both = known.site_prior(MEGATRON, hopper)
-    assert of_both.mean.tolist() == known.of[key(MEGATRON.name, "Hopper")]["mean"]
-    assert known.site_prior(MEGATRON, unknown).mean.tolist() == known.of[key(MEGATRON.name, "")]["mean"]
+    assert of_both.mean.tolist() == known.posteriors[key(MEGATRON.name, "Hopper")]["mean"]
+    assert known.site_prior(MEGATRON, unknown).mean.tolist() == known.posteriors[key(MEGATRON.name, "")]["mean"]
     nobody = replace(MEGATRON, name="nobody's")
-    assert known.site_prior(nobody, hopper).mean.tolist() == known.of[key("", "Hopper")]["mean"]
-    assert known.site_prior(nobody, unknown).mean.tolist() == known.of[key("", "")]["mean"]
+    assert known.site_prior(nobody, hopper).mean.tolist() == known.posteriors[key("", "Hopper")]["mean"]
+    assert known.site_prior(nobody, unknown).mean.tolist() == known.posteriors[key("", "")]["mean"]
 
 
 def test_physics_alone_is_the_median_and_less_certain_by_what_the_record_is_off() -> None:
@@ -426,7 +426,7 @@ def test_covariances_are_symmetric_and_positive() -> None:
     site_prior = population().site_prior(MEGATRON, catalog.device("A100-SXM4-80GB"))
     np.testing.assert_allclose(site_prior.covariance, site_prior.covariance.T)
     np.testing.assert_allclose(site_prior.root @ site_prior.root.T, site_prior.covariance, atol=1e-11)
-    stored = population().of[key("", "")]["covariance"]
+    stored = population().posteriors[key("", "")]["covariance"]
     assert len(stored) == len(CLASSES) * (len(CLASSES) + 1) // 2
 
 
@@ -536,11 +536,11 @@ def test_one_site_in_twenty_may_differ_as_a_whole() -> None:
     for part, chance in ((usual, 0.95), (others, 0.05)):
         np.testing.assert_allclose(part.weight, chance * nodes.weight)
         np.testing.assert_array_equal(part.within, nodes.within)
-        np.testing.assert_array_equal(part.own, nodes.own)
+        np.testing.assert_array_equal(part.single, nodes.single)
     assert len(both.weight) == 2 * len(nodes.weight)
     # it is shared by step times of one site alone
     ones = np.ones((2, 2))
     for shared in (0.0, 1.0):
         under = CovarianceTerms(ones, 2 * ones, 3 * ones, overall=shared).under(both)
-        expected = 1 + shared * np.broadcast_to(both.overall, both.weight.shape) + 2 * both.within + 3 * both.own
+        expected = 1 + shared * np.broadcast_to(both.overall, both.weight.shape) + 2 * both.within + 3 * both.single
         np.testing.assert_allclose(under, expected[:, None, None] * ones)

@@ -147,7 +147,7 @@ def test_the_interval_holds_nine_tenths_of_sites_that_scatter_otherwise():
     within, own = (np.exp(s * rng.standard_normal(200_000)) for s in of)
     drawn = rng.standard_normal(len(own)) * np.sqrt(0.03**2 + (0.05 * within) ** 2 + (0.04 * own) ** 2)
     nodes = scales(of)
-    half = half_width(0.03**2 + 0.05**2 * nodes.within + 0.04**2 * nodes.own, nodes.weight)
+    half = half_width(0.03**2 + 0.05**2 * nodes.within + 0.04**2 * nodes.single, nodes.weight)
     assert (np.abs(drawn) <= half).mean() == pytest.approx(0.9, abs=0.01)
     normal = GAUSS_90 * np.sqrt(0.03**2 + 0.05**2 + 0.04**2)
     assert half > normal
@@ -180,7 +180,7 @@ def test_nodes_are_reweighted_each_by_itself_and_weigh_by_their_likelihood(seed:
     found = known_runs(prior, noise, error, UNKNOWN)
     assert len(found.scales.weight) < len(UNKNOWN.weight) or not outlier  # what is unlikely is left out on the way
 
-    nodes = zip(UNKNOWN.within.tolist(), UNKNOWN.own.tolist(), strict=True)
+    nodes = zip(UNKNOWN.within.tolist(), UNKNOWN.single.tolist(), strict=True)
     logs, inverses, pulls = zip(*(update_by_hand(prior, noise, error, *node) for node in nodes), strict=True)
     likely = np.exp(np.array(logs) - max(logs)) * UNKNOWN.weight
     likely /= likely.sum()

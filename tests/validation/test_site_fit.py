@@ -167,8 +167,8 @@ def test_a_source_that_lies_far_off_as_a_whole_says_little_of_what_it_shares(dra
 def test_a_source_is_left_out_with_its_group():
     assert population("vTrain validation measurements") is not population()
     nemo, bridge = (population(f"NVIDIA {name} performance summary") for name in ("NeMo", "Megatron-Bridge"))
-    assert nemo.of == bridge.of != population().of
-    assert population("nobody's runs").of == population().of
+    assert nemo.posteriors == bridge.posteriors != population().posteriors
+    assert population("nobody's runs").posteriors == population().posteriors
 
 
 def test_physics_alone_is_the_median_of_no_framework():

@@ -340,8 +340,11 @@ def measured_held_share(weights: WeightFiles, device: str) -> float | None:
 
 def _kernel_files(weights: WeightFiles) -> list[str]:
     """Names of the files of kernels that a fit wrote."""
-    names = [name for name in weights.names if name.endswith(".safetensors")]
-    return [name for name in names if any(belongs(Path(name), family) for family in FAMILIES)]
+    names = []
+    for name in weights.names:
+        if name.endswith(".safetensors") and any(belongs(Path(name), family) for family in FAMILIES):
+            names.append(name)
+    return names
 
 
 def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:

@@ -134,7 +134,10 @@ def larger_part(name: str) -> Figures | None:
 def fastest_units(die: str) -> Mapping[str, float]:
     """FLOPs that a multiprocessor of a die's fastest part takes in a clock, by the dtype classes of tensor units."""
     parts = [Figures.of(device(part)) for part in devices() if part != "cpu" and device(part).die == die]
-    return MappingProxyType({name: max(part.per_clock(name) for part in parts) for name in _TENSOR_CLASSES})
+    fastest: dict[str, float] = {}
+    for name in _TENSOR_CLASSES:
+        fastest[name] = max(part.per_clock(name) for part in parts)
+    return MappingProxyType(fastest)
 
 
 def with_whole_units(figures: Figures) -> Figures:

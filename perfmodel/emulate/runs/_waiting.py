@@ -94,17 +94,17 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> str:
     for rank in ranks:
         path = waiting_path(folder, rank)
         if path.exists():
-            told = json.loads(path.read_text())
-            waiting[rank] = [_Call(*call) for call in told["waiting"]]
-            calls[rank] = {(group, number): kind for group, number, kind in told["calls"]}
+            calls_of_rank = json.loads(path.read_text())
+            waiting[rank] = [_Call(*call) for call in calls_of_rank["waiting"]]
+            calls[rank] = {(group, number): kind for group, number, kind in calls_of_rank["calls"]}
     for rank, outstanding in waiting.items():
         for call in outstanding:
             # The other rank may be past this call: a broadcast's source waits for nobody.
-            for other in calls:
-                kind = calls[other].get((call.group, call.number), call.kind)
+            for other_rank in calls:
+                kind = calls[other_rank].get((call.group, call.number), call.kind)
                 if kind != call.kind:
                     return (
                         f"call #{call.number} of group {call.group} is {call.kind} on rank {rank}, "
-                        f"but {kind} on rank {other}"
+                        f"but {kind} on rank {other_rank}"
                     )
     return ""

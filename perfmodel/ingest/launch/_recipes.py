@@ -67,17 +67,23 @@ def recipe_command(
     certain = [training for training in trainings if training[0].certain]
     command, reader = (certain or trainings)[0]
     source, form = reader(command, place, neighbours)
-    others = {tuple(word.text for word in other.argv) for other, _ in certain or trainings}
     notes = [*script.notes, *source.notes]
-    if len(others) > 1:
+    arguments_of_runs = {_texts(run) for run, _ in certain or trainings}
+    if len(arguments_of_runs) > 1:
         line = command.argv[0].line
         notes.append(
-            f"{len(others)} training commands have different arguments; perfmodel reads the first, on line {line}"
+            f"{len(arguments_of_runs)} training commands have different arguments; perfmodel reads the first, "
+            f"on line {line}"
         )
     world = _world(command, job)
     if not source.devices and "note.devices" in world:
         notes.append(world["note.devices"])
     return replace(source, devices=source.devices or world.get("devices"), notes=tuple(notes)), form
+
+
+def _texts(command: Command) -> tuple[str, ...]:
+    """The words of a command."""
+    return tuple(word.text for word in command.argv)
 
 
 _Reader = Callable[[Command, str, Neighbours], tuple[Source, LaunchFormat]]

@@ -92,9 +92,11 @@ def _length(settings: Mapping[str, Any]) -> Fields:
 
 def _precision(settings: Mapping[str, Any]) -> Fields:
     """Products are in bf16; weights are kept in fp32 unless the file says otherwise."""
-    kept = settings.get("model.fsdp_config.model_dtype", settings.get("engine.model_dtype", "fp32"))
-    kept = words({"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}).read(kept)
-    return {"dtype": "bf16"} | ({"optimizer": "adam16bit", "grad_dtype": "bf16"} if kept == "bf16" else {})
+    named = settings.get("model.fsdp_config.model_dtype", settings.get("engine.model_dtype", "fp32"))
+    weight_dtype = words({"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}).read(named)
+    if weight_dtype == "bf16":
+        return {"dtype": "bf16", "optimizer": "adam16bit", "grad_dtype": "bf16"}
+    return {"dtype": "bf16"}
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:

@@ -67,14 +67,14 @@ class GlooSession(RankSession):
         call = self._kernel_call(op)
         call()
         self._run_once()
-        others = Thread(target=self._run_often, args=(collectives,))
-        others.start()
+        load = Thread(target=self._run_often, args=(collectives,))
+        load.start()
         start_s = time.perf_counter()
         for _ in range(calls):
             call()
         wall_s = time.perf_counter() - start_s
-        outlasted = others.is_alive() or not collectives
-        others.join()
+        outlasted = load.is_alive() or not collectives
+        load.join()
         return wall_s, outlasted
 
     def _kernel_call(self, op: KernelOp) -> Callable[[], Any]:

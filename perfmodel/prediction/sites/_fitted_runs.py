@@ -87,7 +87,7 @@ class FittedRuns:
     @cached_property
     def noise_variance(self) -> Float[np.ndarray, " nodes"]:
         """Variance of the noise of one run of this site, at every node."""
-        return self.known.scales.own * self.noise**2
+        return self.known.scales.single * self.noise**2
 
     def mean(self, points: Float[np.ndarray, "layouts coordinates"]) -> Float[np.ndarray, " layouts"]:
         """Expected log offsets of layouts beyond the parameters.
@@ -148,7 +148,7 @@ class FittedRuns:
         """Factors of both terms of the layout kernel with every run, which make a shift of them."""
         nodes = self.known.scales
         pull = nodes.weight[:, None] * self.known.pull[:, : len(self.at)]
-        return nodes.within @ pull, nodes.own @ pull
+        return nodes.within @ pull, nodes.single @ pull
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

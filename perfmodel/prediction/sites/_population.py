@@ -277,9 +277,10 @@ class SitePrior:
         # Factors move the step as far as it spends on their classes. How much a site's runs scatter is unknown: the
         # interval is that of a mixture over the nodes of its scales, and then scaled to cover what it promises.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
-        within, own = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
+        shared, single = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
         scales = self.scales
-        of_model = float(half_width(loads @ loads + within * scales.within + own * scales.own, scales.weight))
+        variance = loads @ loads + shared * scales.within + single * scales.single
+        of_model = float(half_width(variance, scales.weight))
         return self.coverage.half_width(of_model, {**self.unknown, **unknown})
 
     def interval(
@@ -333,7 +334,7 @@ class SitePopulation:
 
     common: Mapping[str, Any]
     """Numbers that are the same for every site, by the names of `SitePrior`."""
-    of: Mapping[str, Mapping[str, list[float]]]
+    posteriors: Mapping[str, Mapping[str, list[float]]]
     """`mean` and the lower triangle of `covariance`, by `key`."""
     seen: Seen = field(default_factory=Seen)
     """Frameworks, devices, years and models of the runs that it was fitted to."""
@@ -357,10 +358,10 @@ class SitePopulation:
         # A framework or device of which the record has no run is like all of it.
         return self._prior([key(name, architecture), key(name, ""), key("", architecture)], unknown)
 
-    def _prior(self, posteriors: Sequence[str], unknown: Mapping[str, float]) -> SitePrior:
+    def _prior(self, names: Sequence[str], unknown: Mapping[str, float]) -> SitePrior:
         """The first of some posteriors (by `key`) that the record has, else that of all of it, as a site's prior."""
-        posterior = next((candidate for candidate in posteriors if candidate in self.of), key("", ""))
-        fitted, size = self.of[posterior], len(CLASSES)
+        posterior = next((name for name in names if name in self.posteriors), key("", ""))
+        fitted, size = self.posteriors[posterior], len(CLASSES)
         lower = np.zeros((size, size))
         lower[np.tril_indices(size)] = fitted["covariance"]
         common = self.common
@@ -418,7 +419,7 @@ def population(without: str = "") -> SitePopulation:
     """The population fitted to all published sources except those that share a team with `without`."""
     fits = _fitted()
     numbers = fits[fit_without(without, fits) if without else ""]
-    return SitePopulation(common=numbers["common"], of=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
+    return SitePopulation(common=numbers["common"], posteriors=numbers["of"], seen=Seen.from_dict(numbers["seen"]))
 
 
 def fit_without(source: str, fits: Collection[str]) -> str:

@@ -116,7 +116,7 @@ class Scales:
 
     within: Float[np.ndarray, " nodes"]
     """Multiplies the variance that similar layouts, settings and events share."""
-    own: Float[np.ndarray, " nodes"]
+    single: Float[np.ndarray, " nodes"]
     """Multiplies the variance of single layouts and runs."""
     weight: Float[np.ndarray, " nodes"]
     """Probability of each node; they sum to 1."""
@@ -130,7 +130,7 @@ class Scales:
         variance = np.repeat([kind.sd**2 for kind in OVERALL_FACTORS], nodes)
         return Scales(
             within=np.tile(self.within, kinds),
-            own=np.tile(self.own, kinds),
+            single=np.tile(self.single, kinds),
             weight=chance * np.tile(self.weight, kinds),
             overall=variance,
         )
@@ -138,16 +138,16 @@ class Scales:
     def take(self, nodes: Bool[np.ndarray, " nodes"]) -> "Scales":
         """The selected nodes."""
         overall = np.broadcast_to(self.overall, self.weight.shape)
-        return Scales(self.within[nodes], self.own[nodes], self.weight[nodes], overall[nodes])
+        return Scales(self.within[nodes], self.single[nodes], self.weight[nodes], overall[nodes])
 
 
 @lru_cache
 def standard_nodes() -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
     """Quadrature nodes over both log scales, in standard deviations, and the weight of each pair."""
     within, within_weight = np.polynomial.hermite_e.hermegauss(NODES[0])
-    own, own_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
-    weight = np.outer(within_weight, own_weight).ravel()
-    return np.repeat(within, NODES[1]), np.tile(own, NODES[0]), weight / weight.sum()
+    single, single_weight = np.polynomial.hermite_e.hermegauss(NODES[1])
+    weight = np.outer(within_weight, single_weight).ravel()
+    return np.repeat(within, NODES[1]), np.tile(single, NODES[0]), weight / weight.sum()
 
 
 def scales(scatter: tuple[float, float]) -> Scales:
@@ -159,8 +159,8 @@ def scales(scatter: tuple[float, float]) -> Scales:
     # One node is enough where all sites scatter alike.
     if not any(scatter):
         return Scales(np.ones(1), np.ones(1), np.ones(1))
-    within, own, weight = standard_nodes()
-    return Scales(np.exp(2 * scatter[0] * within), np.exp(2 * scatter[1] * own), weight)
+    within, single, weight = standard_nodes()
+    return Scales(np.exp(2 * scatter[0] * within), np.exp(2 * scatter[1] * single), weight)
 
 
 def half_width(
@@ -213,9 +213,9 @@ class CovarianceTerms:
 
     def under(self, scales: Scales) -> Float[np.ndarray, "nodes rows columns"]:
         """Covariance of the runs at every node."""
-        within, own = scales.within[:, None, None], scales.own[:, None, None]
+        within, single = scales.within[:, None, None], scales.single[:, None, None]
         overall = self.overall * np.broadcast_to(scales.overall, scales.weight.shape)[:, None, None]
-        return self.fixed + overall + within * self.within + own * self.repeats
+        return self.fixed + overall + within * self.within + single * self.repeats
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +277,7 @@ def known_runs(
     # noise, a run that lies far off gets a smaller weight in every round (Lange, Little and Taylor, JASA 84, 1989).
     weight = np.ones((len(scales.weight), len(error)))
     for done in range(_REWEIGHTED):
-        noise_of_node = scales.own[:, None] * noise
+        noise_of_node = scales.single[:, None] * noise
         inverse = np.linalg.inv(prior.under(scales) + (noise_of_node / weight)[:, :, None] * np.eye(len(error)))
         pull = inverse @ error
 

@@ -62,7 +62,7 @@ def others_given_known(
     across, weight = covariances.take(known, unknown), conditioned.scales.weight
     variance = np.diagonal(conditioned.covariance(covariances.take(unknown, unknown), across), axis1=1, axis2=2)
     half = half_width(
-        np.maximum(variance, 0.0) + conditioned.scales.own[:, None] * covariances.noise,
+        np.maximum(variance, 0.0) + conditioned.scales.single[:, None] * covariances.noise,
         weight,
     )
     return residual[unknown] - weight @ conditioned.shift(across), half

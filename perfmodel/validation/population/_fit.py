@@ -184,7 +184,7 @@ def left_out_of(
     # Predictions add what a run leaves open after the width is fitted (`perfmodel.validation.predict_run`).
     fixed = np.diag(np.asarray(shared)) + np.diag(np.asarray(parts.fixed)) - runs.open_deviation**2
     scattered = nodes.within[:, None] * np.diag(np.asarray(parts.within))
-    single = nodes.own[:, None] * (np.diag(np.asarray(parts.repeats)) + float(noise))
+    single = nodes.single[:, None] * (np.diag(np.asarray(parts.repeats)) + float(noise))
     half = half_width(np.maximum(fixed + scattered + single, 0.0), nodes.weight)
 
     # Swap the run's own log error for that without facts found in view of it; what its site

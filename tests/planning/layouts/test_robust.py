@@ -48,7 +48,7 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     near = site_prior.likeness.shared(at, at)
     alike = rng.multivariate_normal(np.zeros(len(at)), near, draws)
     node = rng.choice(len(site_prior.scales.weight), draws, p=site_prior.scales.weight)
-    within, own = (np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.own))
+    within, own = (np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.single))
     of_site = {f"site: {name}" for name in CLASSES}
     logs = [
         sum(sd * errors[n] * (1 if n in of_site else within) for n, sd in sources[i].items() if n in errors)

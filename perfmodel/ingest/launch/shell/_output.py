@@ -171,8 +171,10 @@ def _columns(arguments: list[str], text: str) -> str | None:
 
 def _replaced(arguments: list[str], text: str) -> str | None:
     """Output of `sed 's/old/new/'` for texts without signs that mean more than themselves; None for others."""
-    words = [argument for argument in arguments if argument != "-e"]
-    program = re.fullmatch(r"s([/,|#:])([\w ./,:=-]*)\1([\w ./,:=-]*)\1(g?)", words[0]) if len(words) == 1 else None
+    programs = [argument for argument in arguments if argument != "-e"]
+    if len(programs) != 1:
+        return None
+    program = re.fullmatch(r"s([/,|#:])([\w ./,:=-]*)\1([\w ./,:=-]*)\1(g?)", programs[0])
     if program is None or "." in program[2] or not program[2] or program[1] in program[2] + program[3]:
         return None
     times = -1 if program[4] else 1
