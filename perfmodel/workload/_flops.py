@@ -110,63 +110,120 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
-    # Documents of varied lengths count as so many equal ones in a sequence.
     batch, s, h = float(job.global_batch), job.tokens_per_sequence, model.hidden
-    length = job.attended_tokens
-    documents = s / length
+    s_out = s if not model.decoder_layers else model.decoder_seq_len or s
+    letters = _sub_layer_counts(model)
 
-    # Weights that a token passes in the layers: 2 FLOPs each. A module of multi-token prediction also joins two
-    # hidden states.
-    letters = Counter("".join((*model.stack, *model.mtp_stack)))
-    attention = attention_weights(model)
-    ffn = ffn_weights(model, model.ffn_hidden)
-    per_token = (
-        letters["*"] * attention
+    # 2 FLOPs for each weight that a token passes in the layers.
+    per_token = _weights_per_token(model, letters)
+    layers = 2.0 * batch * s * per_token
+    if model.decoder_layers:
+        # Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
+        self_attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
+        query = h * model.heads * model.head_dim
+        key_value = 2 * h * model.kv_heads * model.head_dim
+        layers += 2.0 * batch * model.decoder_layers * (s_out * (self_attention + 2 * query + ffn) + s * key_value)
+
+    # Modulations are computed once per image.
+    if model.norms.adaln:
+        layers += 2.0 * batch * 3 * h * h * letters.total()
+
+    full, causal = _attention_products(model, job, letters, s_out)
+    head, vocabulary = _head_flops(model, job, batch, s_out)
+
+    # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
+    frozen = 0.0
+    if job.fine_tuning.frozen:
+        frozen = layers + head
+    elif job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches:
+        frozen = vocabulary
+
+    if SECOND_PRODUCTS in job.activations.recompute_modules:
+        # Half of each product, and all of the routed experts' (`assemble`).
+        routed = letters["E"] * _routed_weights(model)
+        repeated = s * ((per_token - routed) / 2 + routed)
+    else:
+        repeated = full * ("core_attn" in job.activations.recompute_modules) + s * _repeated(model, job)
+    return ModelFlops(
+        layers_forward=layers + 2.0 * batch * s * _state_products_per_token(model, letters),
+        head_forward=head,
+        attention_forward=2.0 * batch * full,
+        attention_causal_forward=2.0 * batch * causal,
+        selective_forward=2.0 * batch * repeated,
+        adapters_forward=2.0 * batch * _adapter_products(model, job, s_out),
+        frozen_forward=frozen,
+        train=job.mode == "train",
+    )
+
+
+def _sub_layer_counts(model: Transformer) -> Counter[str]:
+    """How often each sub-layer of `Transformer.stack` occurs, modules of multi-token prediction included."""
+    return Counter("".join((*model.stack, *model.mtp_stack)))
+
+
+def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
+    """Elements of weights that a token passes in the layers."""
+    h, hybrid = model.hidden, model.hybrid
+    # A module of multi-token prediction also joins two hidden states.
+    weights = (
+        letters["*"] * attention_weights(model)
         + letters["W"] * attention_weights(model.in_window)
-        + letters["-"] * ffn
+        + letters["-"] * ffn_weights(model, model.ffn_hidden)
         + letters["E"] * _moe_weights(model)
         + model.mtp.mtp_layers * 2 * h * h
     )
+    if hybrid.mamba:
+        weights += letters["M"] * mamba_weights(h, hybrid.mamba)
+    if hybrid.selective_scan:
+        weights += letters["S"] * selective_scan_weights(h, hybrid.selective_scan)
+    if hybrid.delta_net:
+        weights += letters["L"] * delta_net_weights(h, hybrid.delta_net)
+    if hybrid.short_conv:
+        weights += letters["C"] * short_conv_weights(h)
+    return weights
 
-    # Mixers with a state have products of two activations too, which both have a gradient, whatever is frozen.
-    weightless = 0
-    if model.hybrid.mamba:
-        per_token += letters["M"] * mamba_weights(h, model.hybrid.mamba)
-        weightless += letters["M"] * state_space_products(model.hybrid.mamba)
-    scan = model.hybrid.selective_scan
-    if scan:
-        per_token += letters["S"] * selective_scan_weights(h, scan)
-        weightless += letters["S"] * 2 * scan.inner * scan.state
-    if model.hybrid.delta_net:
-        per_token += letters["L"] * delta_net_weights(h, model.hybrid.delta_net)
-        weightless += letters["L"] * delta_rule_products(model.hybrid.delta_net)
-    if model.hybrid.short_conv:
-        per_token += letters["C"] * short_conv_weights(h)
-    layers = 2.0 * batch * s * per_token
+
+def _state_products_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
+    """Multiply-adds per token of two activations in mixers with a state.
+
+    Both activations have a gradient, whatever is frozen.
+    """
+    hybrid, products = model.hybrid, 0
+    if hybrid.mamba:
+        products += letters["M"] * state_space_products(hybrid.mamba)
+    if hybrid.selective_scan:
+        products += letters["S"] * 2 * hybrid.selective_scan.inner * hybrid.selective_scan.state
+    if hybrid.delta_net:
+        products += letters["L"] * delta_rule_products(hybrid.delta_net)
+    return products
+
+
+def _attention_products(model: Transformer, job: Job, letters: Mapping[str, int], s_out: float) -> tuple[float, float]:
+    """Multiply-adds of a sequence's scores and contexts: over the full score matrix, and over visible pairs only."""
+    # Documents of varied lengths count as so many equal ones in a sequence.
+    s, length = job.tokens_per_sequence, job.attended_tokens
+    documents = s / length
 
     # Scores take d_qk multiplications per head and pair of tokens, the context d_v.
     width, window_width = _score_width(model), _score_width(model.in_window)
     full = causal = documents * float(length) * length * (letters["*"] * width + letters["W"] * window_width)
-    if model.attention.causal and not model.decoder_layers:
+    decoder = model.decoder_layers
+    if model.attention.causal and not decoder:
         visible = _chunked_pairs if model.attention.chunked_window else _visible_pairs
         pairs = letters["*"] * width * _visible_pairs(length, 0)
         pairs_in_window = letters["W"] * window_width * visible(length, model.attention.window)
         causal = documents * (pairs + pairs_in_window)
 
-    # Decoder layers. Cross-attention projects queries and outputs of the decoder, keys and values of the encoder.
-    s_out = s
-    decoder = model.decoder_layers
+    # The decoder attends to itself, causally, and to all of the encoder.
     if decoder:
-        s_out = model.decoder_seq_len or s
-        query = h * model.heads * model.head_dim
-        key_value = 2 * h * model.kv_heads * model.head_dim
-        layers += 2.0 * batch * decoder * (s_out * (attention + 2 * query + ffn) + s * key_value)
         full += decoder * (float(s_out) * s_out + float(s_out) * s) * width
         causal += decoder * (_visible_pairs(s_out, 0) + float(s_out) * s) * width
+    return full, causal
 
-    # Modulations are computed once per image.
-    if model.norms.adaln:
-        layers += 2.0 * batch * 3 * h * h * letters.total()
+
+def _head_flops(model: Transformer, job: Job, batch: float, s_out: float) -> tuple[float, float]:
+    """Forward FLOPs that count with the head, and the vocabulary projection's part of them."""
+    s, h = job.tokens_per_sequence, model.hidden
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
     seen = masked_tokens(s_out) if model.head.pooler_and_mlm_head and job.loss.masked_head else s_out
@@ -188,30 +245,7 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     # Convolutions of an encoder of speech count with the head, as projections of patches do.
     if model.inputs.spectrogram:
         head += 2.0 * batch * s * spectrogram_products(h, model.inputs.spectrogram)
-
-    # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
-    frozen = 0.0
-    if job.fine_tuning.frozen:
-        frozen = layers + head
-    elif job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches:
-        frozen = vocabulary
-
-    if SECOND_PRODUCTS in job.activations.recompute_modules:
-        # Half of each product, and all of the routed experts' (`assemble`).
-        routed = letters["E"] * _routed_weights(model)
-        repeated = s * ((per_token - routed) / 2 + routed)
-    else:
-        repeated = full * ("core_attn" in job.activations.recompute_modules) + s * _repeated(model, job)
-    return ModelFlops(
-        layers_forward=layers + 2.0 * batch * s * weightless,
-        head_forward=head,
-        attention_forward=2.0 * batch * full,
-        attention_causal_forward=2.0 * batch * causal,
-        selective_forward=2.0 * batch * repeated,
-        adapters_forward=2.0 * batch * _adapter_products(model, job, s_out),
-        frozen_forward=frozen,
-        train=job.mode == "train",
-    )
+    return head, vocabulary
 
 
 def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
@@ -224,7 +258,7 @@ def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
 def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     """Multiply-adds of a sequence in adapters, `s_out` tokens of it in the decoder."""
     h = model.hidden
-    letters = Counter("".join((*model.stack, *model.mtp_stack)))
+    letters = _sub_layer_counts(model)
     first = {
         "linear_fc1": model.ffn_hidden * model.block.inner_projections,
         "up_proj": model.ffn_hidden,
