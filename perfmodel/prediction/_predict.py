@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from perfmodel import catalog
 from perfmodel.errors import NoDataError
-from perfmodel.prediction._account import step_account
+from perfmodel.prediction._account import Account, step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import layout_batches
 from perfmodel.prediction._durations import programs_of_step
@@ -98,7 +98,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     computed_s, gradient, compute_count = per_step([program.timed for program in programs])
     input_s = problem.job.input_s
     step_s = max(computed_s, input_s)
-    waiting_s = step_s - computed_s
+    busy_fraction = float(durations_s @ compute_count) / (program.structure.devices * step_s)
 
     # Memory of every rank, and whether it fits.
     memory = step_memory(problem, batch)
@@ -106,82 +106,116 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     # Summary: what the step consists of, and what lies on its longest path.
     account = step_account(problem, programs, computed_s)
     path = CriticalPath(first, gradient)
-    provenance = path.provenance_shares
-    shares = path.shares()
-    critical_path = path.events()
-    if input_s:
-        account.breakdown_s["waiting_for_input"] = waiting_s
-    if waiting_s > 0:
-        critical_path = (*critical_path, CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s))
-    bubble = account.breakdown_s["bubble"] / step_s
+    time_account = _time_account(account, path, step_s, computed_s, input_s, busy_fraction)
 
     # How far the measured step may be from this one.
-    degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
+    shares = path.shares()
+    degrees = {
+        "unstated": problem.site.unstated,
+        "extrapolated": shares["extrapolated"],
+        "bubble": time_account.bubble_fraction,
+    }
     interval = step_interval(problem, layout, path, degrees)
     devices = rank_devices(problem, layout)
-    if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
-        raise NoDataError(
-            f"{_without_measurement(provenance, devices)}; measure it (perfmodel calibrate), or leave --strict out"
-        )
+    if strict:
+        _refuse_extrapolation(path.provenance_shares, devices)
 
-    # What the model's figures do not count.
-    model = problem.model
-    left_out = (f"{model.name}: {model.left_out}",) if isinstance(model, Transformer) and model.left_out else ()
-
-    per_device = problem.flops / step_s / layout.devices
     return Prediction(
-        model=problem.model.name,
-        framework=problem.framework.label,
-        notation=problem.notation(layout),
-        cluster=problem.cluster.name,
-        devices=layout.devices,
-        layout=layout,
-        global_batch=problem.job.global_batch,
-        seq_len=problem.job.seq_len,
+        **_request(problem, layout),
+        **_rates(problem, layout, step_s, devices),
         step_time_s=step_s,
         step_time_lo_s=max(computed_s * interval.lower, account.kernels_s, input_s),
         step_time_hi_s=max(computed_s * interval.upper, input_s),
-        tokens_per_s_per_device=problem.job.global_batch * problem.job.tokens_per_sequence / step_s / layout.devices,
-        tflops_per_device=per_device / 1e12,
-        mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
-        kinds=tuple(
-            {"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes}
-            for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds))
-        ),
         fits=not memory.reasons,
         fits_probability=memory.fits_probability,
         reasons=memory.reasons,
-        warnings=(
-            *left_out,
-            *layout.remarks,
-            *problem.job.assumed,
-            *_warnings(provenance, devices),
-        ),
-        time_account=TimeAccount(
-            breakdown_s=account.breakdown_s,
-            critical_path=critical_path,
-            provenance=provenance,
-            bubble_fraction=bubble,
-            busy_fraction=float(durations_s @ compute_count) / (program.structure.devices * step_s),
-            kernels_alone_s=account.kernels_s,
-        ),
+        warnings=_warnings(problem, layout, path.provenance_shares, devices),
+        time_account=time_account,
         memory_account=memory.account,
-        uncertainty=Uncertainty(
-            by_source=interval.sources,
-            unknown_shares=shares,
-            class_shares=path.class_shares,
-        ),
+        uncertainty=Uncertainty(by_source=interval.sources, unknown_shares=shares, class_shares=path.class_shares),
         timeline=times(program.compiled, durations_s) if timeline else None,
         pass_parts=pass_parts(first) if timeline else {},
     )
 
 
-def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[str, ...]:
-    """A warning of what no measurement backs; none where it is next to nothing."""
-    beyond = provenance["extrapolated"] + provenance["analytical"]
-    if beyond < 0.01:
-        return ()
-    return (f"{_without_measurement(provenance, devices)}, which widens the interval",)
+def _time_account(
+    account: Account, path: CriticalPath, step_s: float, computed_s: float, input_s: float, busy_fraction: float
+) -> TimeAccount:
+    """Where the time of a step goes, the wait for its input included.
+
+    Args:
+        account: what the step consists of, before it waits for input.
+        step_s: the step with that wait.
+        computed_s: the step without it.
+        input_s: what the input pipeline takes; 0 where nothing is stated of it.
+    """
+    breakdown_s, critical_path = dict(account.breakdown_s), path.events()
+    waiting_s = step_s - computed_s
+    if input_s:
+        breakdown_s["waiting_for_input"] = waiting_s
+    if waiting_s > 0:
+        critical_path = (*critical_path, CriticalEvent(event="waiting for input", count=1.0, time_s=waiting_s))
+    return TimeAccount(
+        breakdown_s=breakdown_s,
+        critical_path=critical_path,
+        provenance=path.provenance_shares,
+        bubble_fraction=breakdown_s["bubble"] / step_s,
+        busy_fraction=busy_fraction,
+        kernels_alone_s=account.kernels_s,
+    )
+
+
+def _request(problem: StepProblem, layout: Layout) -> dict[str, Any]:
+    """The fields of a prediction that say what was predicted."""
+    return {
+        "model": problem.model.name,
+        "framework": problem.framework.label,
+        "notation": problem.notation(layout),
+        "cluster": problem.cluster.name,
+        "devices": layout.devices,
+        "layout": layout,
+        "global_batch": problem.job.global_batch,
+        "seq_len": problem.job.seq_len,
+    }
+
+
+def _rates(problem: StepProblem, layout: Layout, step_s: float, devices: Sequence[Device]) -> dict[str, Any]:
+    """The fields of a prediction that say how fast its devices work, and which devices these are.
+
+    Args:
+        devices: of each pipeline rank.
+    """
+    tokens = problem.job.global_batch * problem.job.tokens_per_sequence
+    flops_per_s = problem.flops / step_s / layout.devices
+    kinds = []
+    for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds)):
+        kinds.append({"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes})
+    return {
+        "tokens_per_s_per_device": tokens / step_s / layout.devices,
+        "tflops_per_device": flops_per_s / 1e12,
+        "mfu": flops_per_s / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
+        "kinds": tuple(kinds),
+    }
+
+
+def _refuse_extrapolation(provenance: dict[str, float], devices: Sequence[Device]) -> None:
+    """Raise `NoDataError` if part of the critical path rests on no measurement."""
+    if provenance["extrapolated"] + provenance["analytical"] > 0:
+        raise NoDataError(
+            f"{_without_measurement(provenance, devices)}; measure it (perfmodel calibrate), or leave --strict out"
+        )
+
+
+def _warnings(
+    problem: StepProblem, layout: Layout, provenance: dict[str, float], devices: Sequence[Device]
+) -> tuple[str, ...]:
+    """What the figures leave out, what was assumed, and what no measurement backs (unless it is next to nothing)."""
+    model = problem.model
+    left_out = (f"{model.name}: {model.left_out}",) if isinstance(model, Transformer) and model.left_out else ()
+    warnings = (*left_out, *layout.remarks, *problem.job.assumed)
+    if provenance["extrapolated"] + provenance["analytical"] < 0.01:
+        return warnings
+    return (*warnings, f"{_without_measurement(provenance, devices)}, which widens the interval")
 
 
 def _without_measurement(provenance: dict[str, float], devices: Sequence[Device]) -> str:

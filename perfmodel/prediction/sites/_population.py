@@ -393,7 +393,7 @@ NEUTRAL: Final = SitePopulation(
         "doubt": 1.0,
         "held_given": 1.0,
     },
-    of={
+    posteriors={
         "|": {
             "mean": [0.0] * len(CLASSES),
             "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2),
