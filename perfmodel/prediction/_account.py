@@ -130,18 +130,7 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     optimizer_s = np.sum([program.optimizer_s for program in taken_apart], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
 
-    # Take out one activity after another; what the step shortens by is what the activity costs.
-    exposed_s: dict[str, float] = {}
-    step_without_s: dict[str, float] = {}
-    remaining_s = step_s
-    for activity in ABLATIONS:
-        shortened_s = remaining_s
-        if any(activity in program.felt for program in taken_apart):
-            # Of a stream the step is a difference of makespans, which may grow; a cost may not be negative.
-            shortened_s = min(_step_without_s(taken_apart, activity), remaining_s)
-        exposed_s[activity] = remaining_s - shortened_s
-        step_without_s[activity] = remaining_s = shortened_s
-
+    exposed_s, step_without_s = _ablate(taken_apart, step_s)
     mean_s = (passes_s.mean(axis=0) * usual).tolist()
 
     # In the order in which the account is printed. Activities that a step cannot have are left out, not 0.
@@ -172,7 +161,7 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
         result["beyond_all_parameters"] = without_overhead_s * usual * slowest * (max(1.0, beyond) - 1)
 
     # Idle time of the compute stream when none of these activities takes any time.
-    result["bubble"] = max(0.0, remaining_s - busy_s) * usual
+    result["bubble"] = max(0.0, step_without_s[ABLATIONS[-1]] - busy_s) * usual
     alone_s = np.sum([program.alone_s for program in taken_apart], axis=0)
     return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, beyond)))
 
@@ -240,7 +229,27 @@ class _Program:
         return cls(program, weight, durations_s, frozenset(felt), count @ parts_s, count @ updates_s, count @ alone_s)
 
 
-def _step_without_s(programs: list[_Program], activity: str) -> float:
+def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, float], dict[str, float]]:
+    """What each of `ABLATIONS` costs the step, and the step time without it and those before it.
+
+    Args:
+        step_s: the step time with all of them.
+    """
+    # Take out one activity after another; what the step shortens by is what the activity costs.
+    exposed_s: dict[str, float] = {}
+    step_without_s: dict[str, float] = {}
+    remaining_s = step_s
+    for activity in ABLATIONS:
+        shortened_s = remaining_s
+        if any(activity in program.felt for program in programs):
+            # Of a stream the step is a difference of makespans, which may grow; a cost may not be negative.
+            shortened_s = min(_step_without_s(programs, activity), remaining_s)
+        exposed_s[activity] = remaining_s - shortened_s
+        step_without_s[activity] = remaining_s = shortened_s
+    return exposed_s, step_without_s
+
+
+def _step_without_s(programs: Sequence[_Program], activity: str) -> float:
     """The step time without an activity and without those before it in `ABLATIONS`."""
     without = [TimedProgram(program.prepared, program.durations_s[activity], program.weight) for program in programs]
     weighted_s = [weight * float(makespan(program.compiled, durations_s)) for program, durations_s, weight in without]

@@ -132,14 +132,9 @@ def make_plan(
     known_source, known_software = _known_names(stacks, source, software)
     request = KernelRequest(stacks, figures, kind, known_source, known_software)
     on_die = [i for i, stack in enumerate(stacks) if stack.figures.same_die(figures)]
-
-    # The device itself, if the user measured it or its source is the one that is asked: no other part of its die may
-    # speak for it then.
-    exact = [i for i in on_die if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
-    exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == request.source]
-    if exact and direct:
-        best = min(exact, key=request.order.__getitem__)
-        return Plan("direct", (Term(1.0, best, kind, figures, home=stacks[best].figures),))
+    by_device_itself = _by_device_itself(request, on_die) if direct else None
+    if by_device_itself is not None:
+        return by_device_itself
 
     # Any other part of a die is answered as its most measured part, and moved from there.
     home = home_of(stacks, figures)
@@ -169,6 +164,23 @@ def make_plan(
     if related is None or forward is None or _nearest(forward, request) <= _nearest(related, request):
         return related
     return forward
+
+
+def _by_device_itself(request: KernelRequest, on_die: Sequence[int]) -> Plan | None:
+    """The stack of the device itself, if the user measured it or its source is the one that is asked.
+
+    No other part of its die may speak for it then.
+
+    Args:
+        on_die: stacks of parts of the device's die.
+    """
+    stacks, figures = request.stacks, request.figures
+    exact = [i for i in on_die if stacks[i].figures.same_kernels(figures) and request.kind in stacks[i].kinds]
+    exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == request.source]
+    if not exact:
+        return None
+    best = min(exact, key=request.order.__getitem__)
+    return Plan("direct", (Term(1.0, best, request.kind, figures, home=stacks[best].figures),))
 
 
 def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
