@@ -251,13 +251,7 @@ def block_events(
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
     launch_s = framework.host.grouped_launch_s * (framework.host.issue_s > 0)
 
-    # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
-    # thread blocks as NCCL does.
-    channels = 0
-    for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
-        if hides and isinstance(op, Collective) and op.exchange:
-            channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
-    sm_share = held_share(device, framework, channels or CHANNELS, library_states_channels=channels > 0)
+    sm_share = _sm_share(blocks, framework, device)
 
     # Kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
     # pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap").
@@ -285,6 +279,17 @@ def block_events(
         copies=framework.communication.tp_overlap_copies and ring_steps > 1,
         waits=framework.host.execution == "blocking",
     )
+
+
+def _sm_share(blocks: ShardBlocks, framework: Framework, device: Device) -> float:
+    """Share of the multiprocessors that hidden collectives of blocks hold (`held_share`)."""
+    # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
+    # thread blocks as NCCL does.
+    channels = 0
+    for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
+        if hides and isinstance(op, Collective) and op.exchange:
+            channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
+    return held_share(device, framework, channels or CHANNELS, library_states_channels=channels > 0)
 
 
 def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blocks phases"]:

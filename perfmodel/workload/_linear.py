@@ -102,23 +102,11 @@ def column_linear(
         narrow_gradient: as of `linear`.
         communicates: False where another product of the same input gathers it, and reduces the sum of both gradients.
     """
-    # What is gathered may be quantised before; gradients are reduced in 16 bits.
     rows = local.tokens if tokens is None else tokens
-    n_bytes = float(rows) * k * local.act_bytes
-    gathered = n_bytes if shares_input else float(rows) * k * gathered_bytes(local.precision)
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
     if local.tp > 1 and communicates:
-        if local.sequence_parallel:
-            forward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
-            again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
-            scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
-            # Backward gathers the input for the weight gradient alone, which a frozen weight does not have.
-            backward = (
-                (scatter,) if local.job.activations.keep_gathered or local.job.fine_tuning.frozen else (again, scatter)
-            )
-        else:
-            backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
+        forward, backward = _input_collectives(local, rows, k, in_16_bits=shares_input)
     share = 1 / local.tp if local.sequence_parallel and not local.job.activations.keep_gathered else 1.0
     product = linear(
         local.precision,
@@ -139,6 +127,30 @@ def column_linear(
         forward=(*gather_copy(local, rows, k), *product.forward),
         backward_input=(*product.backward_input, *scatter_copy(local, rows, k)),
     )
+
+
+def _input_collectives(
+    local: ShardSizes, rows: int, k: int, *, in_16_bits: bool
+) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    """Collectives of a column-parallel product's input in the forward pass, and of its gradient in the backward pass.
+
+    Args:
+        in_16_bits: whether the input is gathered before it is quantised.
+    """
+    # Gradients are reduced in 16 bits.
+    n_bytes = float(rows) * k * local.act_bytes
+    if not local.sequence_parallel:
+        return (), (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
+
+    # What is gathered may be quantised before. Backward gathers the input for the weight gradient alone, which a frozen
+    # weight does not have.
+    gathered = n_bytes if in_16_bits else float(rows) * k * gathered_bytes(local.precision)
+    forward = Comm(collective="all_gather", bytes=gathered, group="tp")
+    again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
+    scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
+    if local.job.activations.keep_gathered or local.job.fine_tuning.frozen:
+        return (forward,), (scatter,)
+    return (forward,), (again, scatter)
 
 
 def row_linear(
