@@ -134,17 +134,7 @@ def assemble(
     # Backward retraces the pieces; in inference there is none.
     backwards = list(reversed(pieces)) if train else []
 
-    # Selective recompute: a module that is part of another chosen one is repeated with that.
-    chosen = set(modules)
-    for module, parts in _PARTS_OF_MODULES.items():
-        if module in modules:
-            chosen -= parts
-    selective: list[RecomputedWork] = []
-    if train and SECOND_PRODUCTS in modules and input_bytes is not None:
-        selective = _second_products(pieces, input_bytes)
-    elif train:
-        for piece in pieces:
-            selective += [work for work in piece.recomputed_work if work.module in chosen]
+    selective = _selective_work(pieces, modules, input_bytes) if train else []
 
     # Full recompute: the whole forward again, from the block's input on.
     recomputes = train and input_bytes is not None
@@ -178,6 +168,24 @@ def assemble(
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
     )
+
+
+def _selective_work(
+    pieces: Sequence[Piece], modules: tuple[RecomputeModule, ...], input_bytes: float | None
+) -> list[RecomputedWork]:
+    """What selective recompute of some modules repeats of a block (`assemble`)."""
+    if SECOND_PRODUCTS in modules and input_bytes is not None:
+        return _second_products(pieces, input_bytes)
+
+    # A module that is part of another chosen one is repeated with that.
+    chosen = set(modules)
+    for module, parts in _PARTS_OF_MODULES.items():
+        if module in modules:
+            chosen -= parts
+    selective: list[RecomputedWork] = []
+    for piece in pieces:
+        selective += [work for work in piece.recomputed_work if work.module in chosen]
+    return selective
 
 
 def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[RecomputedWork]:
