@@ -95,19 +95,9 @@ def composed(
         The programs, their tables, times on the machine as it is, and the op families of kernels.
     """
     problem, layout_batch = problems[0], steps[0][0]
-    spec, layout, slices = layout_batch.spec, layout_batch.layouts[0], layout_batch.spec.scheduler.slices
-
-    # The programs of all sizes: one each, or two where no flush separates steps.
-    parts: list[_Part] = []
-    for step, batches in enumerate(steps):
-        for weighted in zip(*map(weighted_programs, batches), strict=True):
-            parts.append(_Part(step, [batch for batch, _ in weighted], weighted[0][1]))
-    runs_of_parts = [part.batches[0].program.passes.runs for part in parts]
-
-    # A lane is a micro-batch size and a variant of passes: blocks take the same time in all programs of a lane.
-    lanes: list[tuple[int, Variant]] = []
-    for part, runs in zip(parts, runs_of_parts, strict=True):
-        lanes += [(part.step, variant) for variant in runs if (part.step, variant) not in lanes]
+    spec = layout_batch.spec
+    parts = _parts(steps)
+    lanes = _lanes(parts)
 
     # Blocks of every lane under every element type.
     batches_of_types: list[list[LayoutBatch]] = []
@@ -118,33 +108,13 @@ def composed(
     for type_problem, batches in zip(problems, batches_of_types, strict=True):
         for step, variant in lanes:
             lane_layout = batches[step].layouts[0]
-            table = block_times(type_problem, lane_layout, variant, slices)
+            table = block_times(type_problem, lane_layout, variant, spec.scheduler.slices)
             shards.append(table)
-            requests.append(PriceRequest(type_problem, table.ops, _block_pricer(lane_layout, variant, slices)))
+            pricer = _block_pricer(lane_layout, variant, spec.scheduler.slices)
+            requests.append(PriceRequest(type_problem, table.ops, pricer))
     events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
-    programs = Programs(
-        prepared=tuple(prepared(part.batches[0].spec) for part in parts),
-        steps=tuple(part.step for part in parts),
-        weights=tuple(part.weight for part in parts),
-        lanes=tuple((step, variant.beside == PAIRED) for step, variant in lanes),
-        mode=int(modes_of([layout.recompute])[0]),
-        loss=beside_loss(problem),
-        ring_steps=layout.tp if layout.tp_overlap else 1,
-        absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
-        slices=slices,
-        offloads=spec.offload,
-        offloads_layers=offloads_layers(problem, layout),
-        host_states=layout.offload_states != "none",
-        ranks=tuple(map(tuple, spec.stage_map.tolist())),
-    )
+    programs = _programs(problem, layout_batch, parts, lanes, events)
     starts, cuts, knots = programs.starts, Cuts.of(layout_batch.composed[0].events, spec.segments), _knots(layers)
-
-    # Which passes run in each lane, the classes of all programs end to end.
-    n_passed = len(next(iter(runs_of_parts[0].values())))
-    runs_of_lanes = np.zeros((len(lanes), n_passed, starts[-1]))
-    for part, runs, begin, end in zip(parts, runs_of_parts, starts[:-1], starts[1:], strict=True):
-        for variant, runs_of_variant in runs.items():
-            runs_of_lanes[lanes.index((part.step, variant)), :, begin:end] = runs_of_variant
 
     # Events between blocks, in (type, knot, class) order.
     entries: list[np.ndarray] = []
@@ -157,10 +127,7 @@ def composed(
             requests.append(PriceRequest(type_problem, between.ops, _event_pricer(between.ops)))
 
     # All events are priced at once. Prices of one request follow those of the one before it.
-    families: set[str] = set()
-    for request in requests:
-        families.update(factors_of(op)[1] for op in request.ops if not isinstance(op, Collective))
-    family_names = sorted(families)
+    family_names = _kernel_families(requests)
     first_price = np.cumsum([0, *(len(request.ops) for request in requests)])
     priced = joined_prices(prices(requests, family_names, elastic=elastic))
     first_between = first_price[len(shards) : -1]
@@ -170,24 +137,12 @@ def composed(
     # Times on the machine as it is, for what varies neither rates nor host costs.
     phase_s = []
     for shard, (_, variant) in zip(shards, lanes * len(problems), strict=True):
-        phase_s.append(shard.paired.phase_s if variant[2] == PAIRED else shard.phase_s)
+        phase_s.append(shard.paired.phase_s if variant.beside == PAIRED else shard.phase_s)
     shape = len(problems), len(knots), starts[-1]
     times = Times(
         np.reshape(phase_s, (len(problems), len(lanes), *phase_s[0].shape)).swapaxes(0, 1),
         summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
     )
-
-    # The host: costs per unit of their parameters, copies of activations, states in its memory.
-    unit = replace(problem, framework=problem.framework.replace(host_op_s=1.0, kernel_gap_s=1.0)).adjusted_framework
-    copies_to_host = programs.offloads or programs.offloads_layers
-    blocks = layout_batch.composed[0].events
-    copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
-    per_segment = (layout_batch.program.counts[0] @ blocks.layers).astype(int).tolist()
-    copy_classes = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
-    saved_bytes, host_state_s = [], []
-    for type_problem, batches in zip(problems, batches_of_types, strict=True):
-        saved_bytes.append([_saved_bytes(batch) for batch in batches])
-        host_state_s.append(host_block_s(type_problem.setting, layout, batches[0].composed[0].events, spec))
     tables = Tables(
         prices=priced,
         events=events,
@@ -195,22 +150,111 @@ def composed(
         entry_at=entry_at,
         entry_price=entry_price,
         knots=knots.astype(float),
-        runs=runs_of_lanes,
+        runs=_runs_of_lanes(parts, lanes, starts),
         cuts=cuts,
-        saved_bytes=np.array(saved_bytes),
-        host_bytes_per_s=np.float64(host_bandwidth(problem.cluster.device) if copies_to_host else 1.0),
-        copies=copies,
-        copy_classes=CopyClasses(
+        beside=_joined([part.batches[0].program.beside for part in parts], starts),
+        scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
+        **_host_tables(problems, batches_of_types, programs),
+    )
+    return programs, tables, times, family_names
+
+
+def _parts(steps: Sequence[Sequence[LayoutBatch]]) -> list[_Part]:
+    """The programs of all micro-batch sizes: one each, or two where no flush separates steps."""
+    parts = []
+    for step, batches in enumerate(steps):
+        for weighted in zip(*map(weighted_programs, batches), strict=True):
+            parts.append(_Part(step, [batch for batch, _ in weighted], weighted[0][1]))
+    return parts
+
+
+def _lanes(parts: Sequence[_Part]) -> list[tuple[int, Variant]]:
+    """Every micro-batch size with every variant of its passes: blocks take the same time in all programs of a lane."""
+    lanes: list[tuple[int, Variant]] = []
+    for part in parts:
+        variants = part.batches[0].program.passes.runs
+        lanes += [(part.step, variant) for variant in variants if (part.step, variant) not in lanes]
+    return lanes
+
+
+def _programs(
+    problem: StepProblem,
+    layout_batch: LayoutBatch,
+    parts: Sequence[_Part],
+    lanes: Sequence[tuple[int, Variant]],
+    events: BlockEvents,
+) -> Programs:
+    """The programs of all parts with what is the same for all values of the parameters."""
+    layout, spec = layout_batch.layouts[0], layout_batch.spec
+    return Programs(
+        prepared=tuple(prepared(part.batches[0].spec) for part in parts),
+        steps=tuple(part.step for part in parts),
+        weights=tuple(part.weight for part in parts),
+        lanes=tuple((step, variant.beside == PAIRED) for step, variant in lanes),
+        mode=int(modes_of([layout.recompute])[0]),
+        loss=beside_loss(problem),
+        ring_steps=layout.tp if layout.tp_overlap else 1,
+        absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
+        slices=spec.scheduler.slices,
+        offloads=spec.offload,
+        offloads_layers=offloads_layers(problem, layout),
+        host_states=layout.offload_states != "none",
+        ranks=tuple(map(tuple, spec.stage_map.tolist())),
+    )
+
+
+def _runs_of_lanes(
+    parts: Sequence[_Part], lanes: Sequence[tuple[int, Variant]], starts: Sequence[int]
+) -> Float[np.ndarray, "lanes passes classes"]:
+    """Which passes run in each lane, the classes of all programs end to end."""
+    runs_of_parts = [part.batches[0].program.passes.runs for part in parts]
+    n_passed = len(next(iter(runs_of_parts[0].values())))
+    runs_of_lanes = np.zeros((len(lanes), n_passed, starts[-1]))
+    for part, runs, begin, end in zip(parts, runs_of_parts, starts[:-1], starts[1:], strict=True):
+        for variant, runs_of_variant in runs.items():
+            runs_of_lanes[lanes.index((part.step, variant)), :, begin:end] = runs_of_variant
+    return runs_of_lanes
+
+
+def _kernel_families(requests: Sequence[PriceRequest]) -> list[str]:
+    """Op families of the kernels of requests."""
+    families: set[str] = set()
+    for request in requests:
+        families.update(factors_of(op)[1] for op in request.ops if not isinstance(op, Collective))
+    return sorted(families)
+
+
+def _host_tables(
+    problems: Sequence[StepProblem], batches_of_types: Sequence[Sequence[LayoutBatch]], programs: Programs
+) -> dict[str, Any]:
+    """The fields of `Tables` of the host: costs per unit of their parameters, copies of activations, states in its
+    memory."""
+    problem, layout_batch = problems[0], batches_of_types[0][0]
+    layout, blocks = layout_batch.layouts[0], layout_batch.composed[0].events
+    unit = replace(problem, framework=problem.framework.replace(host_op_s=1.0, kernel_gap_s=1.0)).adjusted_framework
+
+    # Activations of a stage, or of single layers, are copied at the link's rate.
+    copies_to_host = programs.offloads or programs.offloads_layers
+    copies = LayerCopies.of(blocks, layout.offload_layers if programs.offloads_layers else 0)
+    per_segment = (layout_batch.program.counts[0] @ blocks.layers).astype(int).tolist()
+    copy_classes = [CopyClasses.of(copies, program.structure, per_segment) for program in programs.prepared]
+    saved_bytes, host_state_s = [], []
+    for type_problem, batches in zip(problems, batches_of_types, strict=True):
+        saved_bytes.append([_saved_bytes(batch) for batch in batches])
+        state_blocks = batches[0].composed[0].events
+        host_state_s.append(host_block_s(type_problem.setting, layout, state_blocks, layout_batch.spec))
+    return {
+        "saved_bytes": np.array(saved_bytes),
+        "host_bytes_per_s": np.float64(host_bandwidth(problem.cluster.device) if copies_to_host else 1.0),
+        "copies": copies,
+        "copy_classes": CopyClasses(
             forward=np.concatenate([classes.forward for classes in copy_classes]),
             backward=np.concatenate([classes.backward for classes in copy_classes]),
         ),
-        host_state_s=np.stack(host_state_s),
-        beside=_joined([part.batches[0].program.beside for part in parts], starts),
-        scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
-        overhead_s=np.float64(problem.adjusted_framework.host.step_overhead_s),
-        host_units=np.array([unit.host.issue_s, unit.host.kernel_gap_s]),
-    )
-    return programs, tables, times, family_names
+        "host_state_s": np.stack(host_state_s),
+        "overhead_s": np.float64(problem.adjusted_framework.host.step_overhead_s),
+        "host_units": np.array([unit.host.issue_s, unit.host.kernel_gap_s]),
+    }
 
 
 def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
