@@ -24,22 +24,22 @@ A kernel's time is made in this order, every step of it a function that says wha
    hold in a step and not for a kernel alone: `perfmodel.prediction._price` continues this list.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 
 from perfmodel.cost._events import MOST_EVENTS, EventTimes
 from perfmodel.cost._roofline import (
     HALF_WIDTH,
     as_measured,
     least_of_rows,
-    least_seconds,
-    roofline_seconds,
+    log_by_share_of_roofline,
+    log_computed_share,
     roofline_time,
     rows_by_family,
     wider,
@@ -58,7 +58,7 @@ from perfmodel.cost.learn import (
     weight_files,
     with_half_batches,
 )
-from perfmodel.cost.learn.rows import Rows, in_16_bits
+from perfmodel.cost.learn.rows import in_16_bits
 from perfmodel.cost.learn.stack import Figures, with_whole_units
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Attention, Convolution, Gemm, KernelOp
 from perfmodel.session import Cache, current_session
@@ -77,10 +77,6 @@ _BYTES_OVER_16_BITS: Final = 2.0
 """Bytes of a TF32 operand, which is an fp32 tensor in memory, over those of one of 16 bits."""
 _CHUNK: Final = 40_000
 """Rows of a table that are priced at once, so that their features fit into memory."""
-_LARGEST_TILE: Final = 512
-"""Queries or keys of a tile of fused attention, at most: FlashAttention, cuDNN and AITER have 64 to 256."""
-_FEW_CORES: Final = 4
-"""Compute units of a TPU, at most."""
 _LARGE: Final = (4096, 8192, 16384)
 """Sides of products among which a device's best is."""
 
@@ -170,7 +166,7 @@ class KernelModel:
         if len(unmeasured):
             own_ops = [ops[i] for i in unmeasured]
             stand_ins = [measured_ops[i] for i in unmeasured]
-            log_time = _log_by_share_of_roofline(device, own_ops, stand_ins, answers.log_time[unmeasured])
+            log_time = log_by_share_of_roofline(device, own_ops, stand_ins, answers.log_time[unmeasured])
             answers.put(unmeasured, Prediction.around(log_time, HALF_WIDTH, "extrapolated"))
 
         # 3. Half the bits take half to all of the time. The wider type may itself be one that nobody measured.
@@ -229,7 +225,7 @@ class KernelModel:
         as_they_are = request.take(at)
         as_whole = replace(as_they_are, queries=tuple(whole(q) if is_slowed(q) else q for q in as_they_are.queries))
         whole_s = np.exp(self._predict(as_whole).log_time)
-        longer_s = np.exp(_log_by_query(least_of_rows, as_they_are)) - np.exp(_log_by_query(least_of_rows, as_whole))
+        longer_s = np.exp(as_they_are.log_of(least_of_rows)) - np.exp(as_whole.log_of(least_of_rows))
         answers.move(at, np.minimum(np.log(whole_s + longer_s) - answers.log_time[at], 0.0))
 
     def _predict_products(self, request: PriceQuery) -> Prediction:
@@ -303,7 +299,7 @@ class KernelModel:
         """
         at = np.flatnonzero(bounded)
         if len(at) and FAMILIES[request.rows.family].op.is_matmul:
-            log_nominal = _log_by_query(least_of_rows, request.take(at))
+            log_nominal = request.take(at).log_of(least_of_rows)
             answers.move(at, np.maximum(log_nominal - answers.log_time[at], 0.0))
 
     def _bound_by_fp32(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
@@ -387,7 +383,7 @@ class KernelModel:
             other_answers = self._by_regressors(request.take(masked).instead(under_other))
             less_known = answers.provenance[masked] + (mask == "causal") > other_answers.provenance
             # the sign makes one bound of two: the causal mask from above, the full one from below
-            log_bound = other_answers.log_time + sign * _log_computed_share(request.take(masked))
+            log_bound = other_answers.log_time + sign * log_computed_share(request.take(masked))
             beyond = sign * np.minimum(sign * (log_bound - answers.log_time[masked]), 0.0)
             answers.move(masked, np.where(less_known, beyond, 0.0))
 
@@ -470,57 +466,9 @@ class _ProductRows(NamedTuple):
         return cls(unnamed, narrow, corrected & (rows.columns.pass_ == "bwd") & has_two_gradients)
 
 
-def _log_computed_share(request: PriceQuery) -> Float64[np.ndarray, "n"]:
-    """Log of the longest time under a causal mask over that without one, at most 0.
-
-    A fused kernel skips tiles of scores that the mask hides, and computes half in vain of those that it cuts. A tile of
-    the last queries sees all keys, whoever waits for it: at worst a multiprocessor begins it when all others are done
-    (FlashAttention-2, arXiv 2307.08691, sections 3.2 and 3.3). Sliding windows, and rows of tables that mix phases,
-    keep the bound of all scores; so do devices of few large cores, TPUs, whose tiles are a setting of the run and may
-    be as large as the sequence (MaxText configs/base.yml, `sa_block_q`).
-    """
-    shape = request.rows.shape
-    queries, keys = shape["seq_q"], shape["seq_kv"]
-    all_pairs = queries * keys
-    visible_pairs = np.where(keys >= queries, all_pairs - queries * (queries - 1) / 2, keys * (keys + 1) / 2)
-    computed_share = (visible_pairs + queries * _LARGEST_TILE / 2) / all_pairs
-
-    tiles = shape["batch"] * shape["heads"] * np.ceil(queries / _LARGEST_TILE)
-    units = request.of_query(lambda query: query.figures.units)
-    last_tile_share = units / tiles
-
-    has_window = (shape["window"] > 0) & (shape["window"] < keys)
-    is_plain = ~has_window & (shape["mixed_n_decode"] == 0)
-    has_small_tiles = units > _FEW_CORES
-    return np.where(is_plain & has_small_tiles, np.log(np.minimum(computed_share + last_tile_share, 1.0)), 0.0)
-
-
-def _log_by_share_of_roofline(
-    device: Device, ops: Sequence[KernelOp], stand_ins: Sequence[KernelOp], log_stand_in: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "n"]:
-    """Log seconds of ops in types that nobody measured, by the times of the same kernels in measured types.
-
-    Each reaches the share of its roofline that its stand-in does, but no more than its nominal rate.
-    """
-    roofline_ratio = roofline_seconds(device, ops) / roofline_seconds(device, stand_ins)
-    reached_s = np.exp(log_stand_in) * roofline_ratio
-    return np.log(np.maximum(reached_s, least_seconds(device, ops)))
-
-
 def _by_roofline(request: PriceQuery) -> Prediction:
     """Times by the roofline alone, of what nothing was learned about."""
-    return Prediction.around(_log_by_query(roofline_time, request), HALF_WIDTH, "analytical")
-
-
-def _log_by_query(
-    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]], request: PriceQuery
-) -> Float64[np.ndarray, "n"]:
-    """Log of a time that follows from a device's figures and rows."""
-    log_time = np.zeros(len(request))
-    for number in np.unique(request.query).tolist():
-        at = np.flatnonzero(request.query == number)
-        log_time[at] = np.log(seconds(request.queries[number].figures, request.rows.take(at)))
-    return log_time
+    return Prediction.around(request.log_of(roofline_time), HALF_WIDTH, "analytical")
 
 
 def _between_half_and_all(answers: Prediction, at: np.ndarray, wide: Prediction) -> None:
@@ -541,7 +489,7 @@ def _bound_by_halves_and_nominal_rate(
     """
     log_nominal = np.full(len(request), -np.inf)
     at = np.flatnonzero(unmeasured)
-    log_nominal[at] = _log_by_query(least_of_rows, request.take(at))
+    log_nominal[at] = request.take(at).log_of(least_of_rows)
 
     # halves before wholes, so that each is bounded by what its half was bounded to
     batch_ends = np.flatnonzero(np.diff(request.rows.shape["batch"])) + 1

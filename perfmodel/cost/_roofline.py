@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import kernel_physics, table_rows
+from perfmodel.cost.learn import PriceQuery, kernel_physics, table_rows
 from perfmodel.cost.learn.collectives import device_name
 from perfmodel.cost.learn.parameters import power_join
 from perfmodel.cost.learn.rows import Rows, rows_from_ops
@@ -33,6 +33,10 @@ _POWER: Final = 3.0
 _WIDER: Final = {"fp4": ("fp8",), "int8": ("bf16", "fp16")}
 """Element types of twice the bits, for those that nobody measured."""
 _UNMEASURED: Final = ("fp4", "int8")
+_LARGEST_TILE: Final = 512
+"""Queries or keys of a tile of fused attention, at most: FlashAttention, cuDNN and AITER have 64 to 256."""
+_FEW_CORES: Final = 4
+"""Compute units of a TPU, at most."""
 
 
 def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
@@ -82,6 +86,43 @@ def slowed_unit_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray
         at = np.array(list(products))[members]
         longer_s[at] = least_of_rows(figures, rows) - least_of_rows(unslowed, rows)
     return longer_s
+
+
+def log_computed_share(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+    """Log of the longest time under a causal mask over that without one, at most 0.
+
+    A fused kernel skips tiles of scores that the mask hides, and computes half in vain of those that it cuts. A tile of
+    the last queries sees all keys, whoever waits for it: at worst a multiprocessor begins it when all others are done
+    (FlashAttention-2, arXiv 2307.08691, sections 3.2 and 3.3). Sliding windows, and rows of tables that mix phases,
+    keep the bound of all scores; so do devices of few large cores, TPUs, whose tiles are a setting of the run and may
+    be as large as the sequence (MaxText configs/base.yml, `sa_block_q`).
+    """
+    shape = request.rows.shape
+    queries, keys = shape["seq_q"], shape["seq_kv"]
+    all_pairs = queries * keys
+    visible_pairs = np.where(keys >= queries, all_pairs - queries * (queries - 1) / 2, keys * (keys + 1) / 2)
+    computed_share = (visible_pairs + queries * _LARGEST_TILE / 2) / all_pairs
+
+    tiles = shape["batch"] * shape["heads"] * np.ceil(queries / _LARGEST_TILE)
+    units = request.of_query(lambda query: query.figures.units)
+    last_tile_share = units / tiles
+
+    has_window = (shape["window"] > 0) & (shape["window"] < keys)
+    is_plain = ~has_window & (shape["mixed_n_decode"] == 0)
+    has_small_tiles = units > _FEW_CORES
+    return np.where(is_plain & has_small_tiles, np.log(np.minimum(computed_share + last_tile_share, 1.0)), 0.0)
+
+
+def log_by_share_of_roofline(
+    device: Device, ops: Sequence[KernelOp], stand_ins: Sequence[KernelOp], log_stand_in: Float64[np.ndarray, "n"]
+) -> Float64[np.ndarray, "n"]:
+    """Log seconds of ops in types that nobody measured, by the times of the same kernels in measured types.
+
+    Each reaches the share of its roofline that its stand-in does, but no more than its nominal rate.
+    """
+    roofline_ratio = roofline_seconds(device, ops) / roofline_seconds(device, stand_ins)
+    reached_s = np.exp(log_stand_in) * roofline_ratio
+    return np.log(np.maximum(reached_s, least_seconds(device, ops)))
 
 
 def _of_ops(

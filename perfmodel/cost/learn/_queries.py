@@ -95,6 +95,14 @@ class PriceQuery:
         """Read an attribute of each row's query, as an array [n]."""
         return np.array([fact(query) for query in self.queries])[self.query]
 
+    def log_of(self, seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]]) -> Float64[np.ndarray, "n"]:
+        """Log of a time that follows from the figures of each row's device and from the row."""
+        log_time = np.zeros(len(self))
+        for number in np.unique(self.query).tolist():
+            at = np.flatnonzero(self.query == number)
+            log_time[at] = np.log(seconds(self.queries[number].figures, self.rows.take(at)))
+        return log_time
+
     def combinations(self) -> tuple[list[tuple[Query, KernelKind]], np.ndarray]:
         """The distinct pairs of query and kind, and the index of each row's [n]."""
         kinds = self.rows.kinds
