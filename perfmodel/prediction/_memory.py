@@ -95,48 +95,14 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     xp = ranks.stored.__array_namespace__()
     job, framework, costs = setting.job, setting.framework, setting.framework.memory
     trains_weights, runs_backward = is_trained(job), job.mode == "train"
-    weight_bytes = held_dtype_bytes(job)
     params = _count_params(ranks, blocks, sharding, setting)
 
-    # Optimizer states are sharded from ZeRO 1 on.
-    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *params.updated)
-    more_outside_layers = other_optimizer_bytes_per_param(job)
-    if more_outside_layers:
-        outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
-        spread_outside_layers = sharding.spread(sum_over_blocks(ranks.stored, outside_layers))
-        optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
-    optimizer = xp.where(sharding.on_host > 0, 0.0, optimizer * trains_weights)
-
-    # Gradients. Where the host updates, reduced ones leave at once; what is not sharded is kept until the step ends.
-    # Those that are added up before they are sharded have the type that they are reduced in.
+    # Model states, and the buffers that their gradients are reduced in.
     accumulates = ~sharding.one_backward
     gradients_sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job, accumulates)
-    kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
-    whole_bytes = params.updated.unsharded * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
-    gradients = xp.where(gradients_sharded, params.updated.sharded * kept_bytes, whole_bytes) * trains_weights
-    gradients = xp.where((sharding.on_host > 0) & (gradients_sharded | ~sharding.reduced), 0.0, gradients)
-
-    # Buckets of reductions, which are no larger than the gradients. Those of a size that is asked for are allocated
-    # whole, whatever fills them. Data-parallel wrappers keep a copy of all gradients in their buckets.
-    reduces_gradients = sharding.reduced & trains_weights
-    filled_buckets = xp.minimum(costs.bucket_bytes, gradients)
-    buffers = xp.where((sharding.zero < 3) & reduces_gradients, filled_buckets, 0.0)
-    if job.gradients.bucket_bytes is not None:
-        # The permanent bucket of ZeRO 3 is counted below.
-        highest_stage = 2 if costs.live_params else 3
-        asked_for = (sharding.zero >= 1) & (sharding.zero <= highest_stage) & reduces_gradients
-        buffers = xp.where(asked_for, job.gradients.bucket_bytes, buffers)
-
-    # Buffers that stay between the passes and the optimizer's step: those of communicators, the buckets of
-    # data-parallel wrappers, and the one that ZeRO 3 allocates once where weights stay live.
-    permanent = costs.communicator_bytes * sharding.communicators
-    if costs.ddp_buckets:
-        in_wrapper = weight_bytes * params.updated.unsharded
-        permanent = permanent + xp.where((sharding.zero == 0) & reduces_gradients, in_wrapper, 0.0)
-    if costs.live_params:
-        is_bucketed = (sharding.zero == 3) & reduces_gradients
-        permanent = permanent + xp.where(is_bucketed, reduction_bucket_bytes(job, framework), 0.0)
-    buffers = buffers + permanent
+    gradients = _gradient_bytes(params, gradients_sharded, sharding, job)
+    permanent = _permanent_bytes(params, sharding, setting)
+    buffers = _bucket_bytes(gradients, sharding, setting) + permanent
 
     # Weights that ZeRO 3 has gathered.
     gathers_weights = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
@@ -158,7 +124,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     reduces_by_block = trains_weights and not (costs.live_params or costs.planned_memory)
     if reduces_by_block and gathers_weights.any():
         reduced_bytes = dtype_bytes(job.gradients.grad_dtype)
-        running_blocks = blocks.reducing(sharding, gradients_sharded, weight_bytes, reduced_bytes)
+        running_blocks = blocks.reducing(sharding, gradients_sharded, held_dtype_bytes(job), reduced_bytes)
     transient = _transient(ranks, running_blocks, copying, trains=runs_backward)
 
     # Gradients that do not outlive the step come one by one while a single backward drops activations. Both shrink and
@@ -179,10 +145,80 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     return MemoryBatch(
         weights=_weight_bytes(params, ranks, blocks, sharding, setting),
         gradients=gradients,
-        optimizer=optimizer,
+        optimizer=_optimizer_bytes(params, ranks, blocks, sharding, job),
         activations=saved_bytes * runs_backward,
         buffers=buffers,
     )
+
+
+def _optimizer_bytes(
+    params: "RankParams", ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job
+) -> Float[Any, "*layouts ranks"]:
+    """Bytes of optimizer states, which are sharded from ZeRO 1 on; none where the host holds them."""
+    xp = ranks.stored.__array_namespace__()
+    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *params.updated)
+    more_outside_layers = other_optimizer_bytes_per_param(job)
+    if more_outside_layers:
+        outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
+        spread_outside_layers = sharding.spread(sum_over_blocks(ranks.stored, outside_layers))
+        optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
+    return xp.where(sharding.on_host > 0, 0.0, optimizer * is_trained(job))
+
+
+def _gradient_bytes(
+    params: "RankParams", is_sharded: Bool[Any, "*layouts ranks"], sharding: Sharding, job: Job
+) -> Float[Any, "*layouts ranks"]:
+    """Bytes of gradients at the end of a backward pass.
+
+    Where the host updates, reduced ones leave at once; what is not sharded is kept until the step ends. Those that are
+    added up before they are sharded have the type that they are reduced in.
+    """
+    xp = params.updated.unsharded.__array_namespace__()
+    kept_bytes, added_up_bytes = kept_gradient_bytes(job), gradient_dtype_bytes(job)
+    whole_bytes = params.updated.unsharded * xp.where(sharding.zero >= 2, added_up_bytes, kept_bytes)
+    gradients = xp.where(is_sharded, params.updated.sharded * kept_bytes, whole_bytes) * is_trained(job)
+    return xp.where((sharding.on_host > 0) & (is_sharded | ~sharding.reduced), 0.0, gradients)
+
+
+def _bucket_bytes(
+    gradients: Float[Any, "*layouts ranks"], sharding: Sharding, setting: Setting
+) -> Float[Any, "*layouts ranks"]:
+    """Bytes of the buckets of reductions, which are no larger than the gradients.
+
+    Those of a size that is asked for are allocated whole, whatever fills them.
+    """
+    xp = gradients.__array_namespace__()
+    job, costs = setting.job, setting.framework.memory
+    reduces_gradients = sharding.reduced & is_trained(job)
+    filled_buckets = xp.minimum(costs.bucket_bytes, gradients)
+    buckets = xp.where((sharding.zero < 3) & reduces_gradients, filled_buckets, 0.0)
+    if job.gradients.bucket_bytes is None:
+        return buckets
+
+    # The permanent bucket of ZeRO 3 is counted by `_permanent_bytes`.
+    highest_stage = 2 if costs.live_params else 3
+    asked_for = (sharding.zero >= 1) & (sharding.zero <= highest_stage) & reduces_gradients
+    return xp.where(asked_for, job.gradients.bucket_bytes, buckets)
+
+
+def _permanent_bytes(params: "RankParams", sharding: Sharding, setting: Setting) -> Float[Any, "*layouts ranks"]:
+    """Bytes of buffers that stay between the passes and the optimizer's step.
+
+    They are those of communicators, the buckets of data-parallel wrappers, which keep a copy of all gradients, and the
+    one that ZeRO 3 allocates once where weights stay live.
+    """
+    xp = params.updated.unsharded.__array_namespace__()
+    job, costs = setting.job, setting.framework.memory
+    reduces_gradients = sharding.reduced & is_trained(job)
+    permanent = costs.communicator_bytes * sharding.communicators
+    if costs.ddp_buckets:
+        in_wrapper = held_dtype_bytes(job) * params.updated.unsharded
+        permanent = permanent + xp.where((sharding.zero == 0) & reduces_gradients, in_wrapper, 0.0)
+    if costs.live_params:
+        is_bucketed = (sharding.zero == 3) & reduces_gradients
+        bucket_bytes = reduction_bucket_bytes(job, setting.framework)
+        permanent = permanent + xp.where(is_bucketed, bucket_bytes, 0.0)
+    return permanent
 
 
 class RankParams(NamedTuple):
