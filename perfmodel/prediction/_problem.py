@@ -176,9 +176,8 @@ def step_problem(
     Raises:
         CalibrationError: `calibration` holds unreadable weights or parameters of runs.
     """
-    site = site or Site()
+    session, site = current_session(), site or Site()
     weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
-    session = current_session()
 
     def compute() -> StepProblem:
         kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)

@@ -33,7 +33,7 @@ class Change:
 
     what: str
     """The change in words."""
-    values: dict[str, Any]
+    to: dict[str, Any]
     """New values by name."""
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Impossible:
         """Plain values, for JSON."""
         return {
             "binding": self.binding,
-            "changes": [{"what": c.what, "to": c.values} for c in self.changes],
+            "changes": [{"what": c.what, "to": c.to} for c in self.changes],
         }
 
 
