@@ -14,9 +14,8 @@ A kernel's time is made in this order, every step of it a function that says wha
    - products and convolutions (`_predict_products`): 8 bits between half and all of 16; both gradients as the sum of
      two products; the rate that a device's best product is known to reach; no more than the nominal rate; TF32 and
      fp64 beside fp32; TF32 beside 16 bits;
-   - attention (`_predict_attention`): wide types by the roofline; causal no longer than the tiles of
-     all scores that it computes; a batch no longer
-     than its halves; no more than the nominal rate;
+   - attention (`_predict_attention`): wide types by the roofline; causal no longer than the tiles of all scores that
+     it computes; a batch no longer than its halves; no more than the nominal rate;
    - parts whose tensor units are slower than their die's (`_bound_by_whole_units`): what a kernel takes beyond its
      arithmetic stays as on the die;
    - 4-bit floats and 8-bit integers (`_predict_new`): the share of the roofline that the nearest measured type reaches.

@@ -120,23 +120,19 @@ _BLOCK_OPS: Final = 2e5
 """Cost of starting and draining one block, in operations of a multiprocessor's vector lanes (about 1 us)."""
 
 
-def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
-    """Fused attention; `mixed` rows add decoding sequences to one prefill chunk."""
-    q, kv, causal = x["seq_q"], x["seq_kv"], x["causal"]
-    heads, batch = x["heads"], x["batch"]
-    window = x["window"]
-    side_n = x["mixed_n_decode"]
-    side_kv = x["mixed_kv_decode"]
-    size = x["element_bytes"]
-    flops, traffic, reach, moved_kv = _work(xp, x)
+def _features(xp: Any, x: Shape, machine: Machine, waves: Any, split: Any, reach: Any, moved_kv: Any) -> list[Any]:
+    """What the regressor sees of every row of fused attention.
 
-    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split
-    # the keys over the multiprocessors instead.
-    blocks = batch * heads * xp.ceil(q / 128.0)
-    waves = blocks / machine.units
-    split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units
-    fill = xp.minimum(waves / xp.ceil(waves), 1.0)
-    features = [
+    Args:
+        waves: of blocks of queries over the multiprocessors.
+        split: waves of blocks of keys, as decoding kernels have them.
+        reach: keys that a query sees.
+        moved_kv: elements of keys and values that are read.
+    """
+    q, kv, window = x["seq_q"], x["seq_kv"], x["window"]
+    heads, batch = x["heads"], x["batch"]
+    side_n, side_kv = x["mixed_n_decode"], x["mixed_kv_decode"]
+    return [
         # sizes, and how much of the scores the mask leaves
         log2(xp, q),
         log2(xp, kv),
@@ -146,7 +142,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, heads / x["kv_heads"]),
         log2(xp, x["head_dim"]),
         log2(xp, x["head_dim_v"]),
-        causal,
+        x["causal"],
         log2(xp, xp.where(window > 0, window, kv) / kv),
         flag(xp, window > 0),
         log2(xp, reach),
@@ -167,7 +163,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         q / (xp.ceil(q / 128.0) * 128.0),
         q / (xp.ceil(q / 64.0) * 64.0),
         kv / (xp.ceil(kv / 128.0) * 128.0),
-        log2(xp, moved_kv * size / machine.l2),
+        log2(xp, moved_kv * x["element_bytes"] / machine.l2),
         # decoding sequences beside a prefill
         log2(xp, 1.0 + side_n),
         log2(xp, 1.0 + side_kv),
@@ -176,6 +172,22 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         divides(xp, x["head_dim"], 64),
         divides(xp, x["head_dim"], 128),
     ]
+
+
+def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
+    """Fused attention; `mixed` rows add decoding sequences to one prefill chunk."""
+    q, kv = x["seq_q"], x["seq_kv"]
+    heads, batch = x["heads"], x["batch"]
+    side_n = x["mixed_n_decode"]
+    flops, traffic, reach, moved_kv = _work(xp, x)
+
+    # Training kernels have a block for each tile of queries of a head; decoding kernels, whose queries are few, split
+    # the keys over the multiprocessors instead.
+    blocks = batch * heads * xp.ceil(q / 128.0)
+    waves = blocks / machine.units
+    split = batch * x["kv_heads"] * xp.ceil(kv / 256.0) / machine.units
+    fill = xp.minimum(waves / xp.ceil(waves), 1.0)
+    features = _features(xp, x, machine, waves, split, reach, moved_kv)
     values = (q, kv, heads, batch, heads / x["kv_heads"], x["head_dim"], waves)
     axes = [log2(xp, v) for v in values]
 
