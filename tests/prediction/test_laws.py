@@ -316,7 +316,7 @@ def test_tensor_parallelism_on_a_host_bridge_costs_device_seconds(case: Case, de
     on_bridge = replace(case, cluster=of_node, dtype="fp16")
     for tp, dp in ((1, 2), (2, 2), (1, 4), (1, 8), (2, 8), (4, 8)):
         fewer, more = on_bridge.laid(tp=tp, dp=dp), on_bridge.laid(tp=2 * tp, dp=dp)
-        assert_costs_device_seconds(fewer, more, measured_apart=0.06)
+        assert_costs_device_seconds(fewer, more, measured_apart=0.07)
 
 
 @some(8)

@@ -80,8 +80,11 @@ class Gemma4(LlamaWithExperts):
         by_layer = self.per_layer_config
         if not by_layer:
             return kv_heads, self.global_head_dim
-        first_full = letters.index("*")
-        stated = next((sizes for layer, sizes in by_layer.items() if int(layer) == first_full), PerLayerSizes())
+        for layer in by_layer:
+            if not layer.isdecimal():
+                raise CannotDescribeError(f"per_layer_config has sizes of {layer!r}, which is no layer's number")
+        first_full = str(letters.index("*"))
+        stated = by_layer.get(first_full, PerLayerSizes())
         return stated.num_key_value_heads or kv_heads, stated.head_dim or self.head_dim
 
     def moe_fields(self) -> Fields:
