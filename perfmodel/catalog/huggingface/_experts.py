@@ -11,9 +11,10 @@ from annotated_types import Ge
 
 from perfmodel.catalog.huggingface._layers import (
     ATTENTION_LETTERS,
-    FEED_FORWARD_LETTERS,
+    feed_forward_letters,
     letters_of,
     mixer_words,
+    mixers_of,
 )
 from perfmodel.catalog.huggingface._llama import (
     Count,
@@ -219,20 +220,13 @@ class Cohere2Moe(LlamaWithExperts):
             letters.append("*" if number % pattern == 0 else "W")
         return letters
 
-    def feed_forward(self) -> list[str]:
-        """A letter of `MIXERS` per layer for its feed-forward."""
-        n_layers = self.num_hidden_layers
-        if self.mlp_layer_types is not None:
-            return letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
-        return ["-" if layer < self.first_k_dense_replace else "E" for layer in range(n_layers)]
-
     def fields(self) -> Fields:
-        layers = [mixer + behind for mixer, behind in zip(self.attention(), self.feed_forward(), strict=True)]
+        behind = feed_forward_letters(self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace)
         return super().fields() | {
             "ffn_hidden": self.prefix_dense_intermediate_size or self.expert_inner,
             "norm": "layer_norm" if self.rms_norm_eps is None else "rms_norm",
             "parallel_blocks": "one_norm",
-            "mixers": mixer_words(layers),
+            "mixers": mixers_of(self.attention(), behind),
         }
 
 

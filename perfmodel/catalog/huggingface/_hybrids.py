@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final
 from annotated_types import Ge, Le, Len
 
 from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, DeepSeek, LlamaWithExperts, Qwen2Moe
-from perfmodel.catalog.huggingface._layers import FEED_FORWARD_LETTERS, letters_of, mixer_words
+from perfmodel.catalog.huggingface._layers import feed_forward_letters, letters_of, mixer_words, mixers_of
 from perfmodel.catalog.huggingface._llama import (
     Count,
     CountOrNone,
@@ -163,13 +163,8 @@ class KimiLinear(DeepSeek):
         )
 
     def fields(self) -> Fields:
-        n_layers = self.num_hidden_layers
-        if self.mlp_layer_types is None:
-            behind = ["-" if layer < self.first_k_dense_replace else "E" for layer in range(n_layers)]
-        else:
-            behind = letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
-        layers = [mixer + feed_forward for mixer, feed_forward in zip(self.attention(), behind, strict=True)]
-        return super().fields() | {"mixers": mixer_words(layers), "delta_net": self.delta_net()}
+        behind = feed_forward_letters(self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace)
+        return super().fields() | {"mixers": mixers_of(self.attention(), behind), "delta_net": self.delta_net()}
 
 
 @dataclass(frozen=True, kw_only=True)

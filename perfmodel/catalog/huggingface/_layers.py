@@ -39,6 +39,25 @@ def mixer_words(layers: Sequence[str]) -> str:
     return " ".join(layers) + " "
 
 
+def mixers_of(attention: Sequence[str], feed_forward: Sequence[str]) -> str:
+    """`Transformer.mixers` of layers with these attentions and feed-forwards, a letter per layer each."""
+    return mixer_words([mixer + behind for mixer, behind in zip(attention, feed_forward, strict=True)])
+
+
+def feed_forward_letters(listed: Sequence[str] | None, layers: int, first_dense_layers: int) -> list[str]:
+    """A letter of `MIXERS` per layer for its feed-forward: as listed, else experts in all but the first layers.
+
+    Args:
+        listed: `mlp_layer_types`; None where the configuration has no such list.
+
+    Raises:
+        PerfModelError: as `letters_of`.
+    """
+    if listed is not None:
+        return letters_of(listed, FEED_FORWARD_LETTERS, "mlp_layer_types", layers)
+    return ["-" if layer < first_dense_layers else "E" for layer in range(layers)]
+
+
 def letters_of(kinds: Sequence[str], known: Mapping[str, str], key: str, layers: int) -> list[str]:
     """Letters of `MIXERS` for a list that says what kind each layer is.
 

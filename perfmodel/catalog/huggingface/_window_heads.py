@@ -8,15 +8,16 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, LlamaWithExperts
-from perfmodel.catalog.huggingface._layers import ATTENTION_LETTERS, FEED_FORWARD_LETTERS, letters_of, mixer_words
+from perfmodel.catalog.huggingface._layers import (
+    ATTENTION_LETTERS,
+    FEED_FORWARD_LETTERS,
+    feed_forward_letters,
+    letters_of,
+    mixers_of,
+)
 from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields
 from perfmodel.catalog.huggingface._unknown import CannotDescribeError
 from perfmodel.spec.parts import Experts, WindowHeads
-
-
-def mixers_of(attention: Sequence[str], feed_forward: Sequence[str]) -> str:
-    """`Transformer.mixers` of layers with these attentions and feed-forwards, a letter per layer each."""
-    return mixer_words([mixer + behind for mixer, behind in zip(attention, feed_forward, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,12 +162,10 @@ class MiMoV2(LlamaWithExperts):
     def feed_forward_letters(self) -> list[str]:
         """A letter of `MIXERS` per layer for its feed-forward."""
         n_layers = self.num_hidden_layers
-        if self.mlp_layer_types is not None:
-            return letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
-        if self.moe_layer_freq is not None:
+        if self.mlp_layer_types is None and self.moe_layer_freq is not None:
             flags = [str(flag) for flag in self.moe_layer_freq]
             return letters_of(flags, {"0": "-", "1": "E"}, "moe_layer_freq", n_layers)
-        return ["-"] + ["E"] * (n_layers - 1)
+        return feed_forward_letters(self.mlp_layer_types, n_layers, first_dense_layers=1)
 
     def fields(self) -> Fields:
         heads = self.num_attention_heads
@@ -288,9 +287,6 @@ class Laguna(LlamaWithExperts):
         letters = ["*"] * n_layers
         if self.layer_types is not None:
             letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
-        behind = ["-"] + ["E"] * (n_layers - 1)
-        if self.mlp_layer_types is not None:
-            behind = letters_of(self.mlp_layer_types, FEED_FORWARD_LETTERS, "mlp_layer_types", n_layers)
         window_heads = None
         if "W" in letters:
             window_heads = WindowHeads(
@@ -304,5 +300,5 @@ class Laguna(LlamaWithExperts):
             "qk_norm": True,
             "head_gate": per_head,
             "attention_gate": not per_head,
-            "mixers": mixers_of(letters, behind),
+            "mixers": mixers_of(letters, feed_forward_letters(self.mlp_layer_types, n_layers, first_dense_layers=1)),
         }
