@@ -37,8 +37,8 @@ def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, t
 
     # Megatron-LM and Hugging Face reduce each part of a layer whose parts run side by side.
     # Experts beside attention return their results by collectives of their own.
-    has_parallel_blocks = isinstance(model, Transformer) and model.block.parallel_blocks != "none"
-    if layout.tp > 1 and has_parallel_blocks and model.experts is None:
+    reduces_once = isinstance(model, Transformer) and model.block.parallel_blocks != "none" and model.experts is None
+    if layout.tp > 1 and reduces_once:
         sentences.append(
             f"{model.name}: attention and feed-forward run in parallel, so a single reduction over the {layout.tp} "
             "tensor-parallel ranks is assumed; software that reduces each separately takes longer"

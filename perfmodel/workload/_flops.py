@@ -183,12 +183,12 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
     return weights
 
 
-def _state_products_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
+def _state_products_per_token(model: Transformer, letters: Mapping[str, int]) -> float:
     """Multiply-adds per token of two activations in mixers with a state.
 
     Both activations have a gradient, whatever is frozen.
     """
-    hybrid, products = model.hybrid, 0
+    hybrid, products = model.hybrid, 0.0
     if hybrid.mamba:
         products += letters["M"] * state_space_products(hybrid.mamba)
     if hybrid.selective_scan:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Final, get_args
+from typing import Final, cast, get_args
 
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.spec import AdapterModule
@@ -79,7 +79,8 @@ def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
     for product in (*_PRODUCTS, *_FEED_FORWARDS):
         if any(compiled.fullmatch(prefix + product) for prefix in _PREFIXES):
             plain = product.rpartition(".")[2]
-            modules += _BY_NAME.get(plain, (plain,))  # pyright: ignore[reportArgumentType]
+            # Products that the table lacks are called in launch files as in `AdapterModule`.
+            modules += _BY_NAME[plain] if plain in _BY_NAME else (cast("AdapterModule", plain),)
     return tuple(modules)
 
 
