@@ -739,6 +739,22 @@ def test_a_feature_of_a_known_family_that_is_lacking_is_named(family: str, chang
         model_from_config(FAMILY_COUNTS[family]["config"] | changed)
 
 
+@pytest.mark.parametrize(
+    ("family", "changed", "named"),
+    [
+        ("gemma4", {"per_layer_config": {"x": {"head_dim": 512}}}, "per_layer_config"),
+        ("step3p5", {"mlp_layer_types": None, "moe_layers_enum": "3,x"}, "moe_layers_enum"),
+        *(
+            ("step3p5", {"num_sliding_attention_heads": None, "attention_other_setting": {key: "x"}}, "window_heads")
+            for key in ("num_attention_heads", "num_attention_groups", "head_dim")
+        ),
+    ],
+)
+def test_entries_by_layer_that_are_no_numbers_are_refused_by_name(family: str, changed: dict, named: str) -> None:
+    with pytest.raises(PerfModelError, match=named):
+        model_from_config(FAMILY_COUNTS[family]["config"] | changed)
+
+
 def test_attention_in_the_window_is_predicted_with_its_own_heads() -> None:
     """More heads in the window take longer and hold more; those of full attention stay."""
     config = FAMILY_COUNTS["step3p5"]["config"]

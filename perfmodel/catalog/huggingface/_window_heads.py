@@ -226,7 +226,9 @@ class Step35(LlamaWithExperts):
         with_experts = set(range(3, n_layers))
         if self.moe_layers_enum is not None:
             listed = self.moe_layers_enum
-            numbers = listed.split(",") if isinstance(listed, str) else listed
+            numbers = listed.split(",") if isinstance(listed, str) else [str(number) for number in listed]
+            if not all(number.strip().isdecimal() for number in numbers):
+                raise CannotDescribeError(f"moe_layers_enum={listed!r} does not list numbers of layers")
             with_experts = {int(number) for number in numbers}
         return ["E" if layer in with_experts else "-" for layer in range(n_layers)]
 
@@ -235,9 +237,7 @@ class Step35(LlamaWithExperts):
         stated = self.attention_other_setting or {}
         heads = self.num_sliding_attention_heads or stated.get("num_attention_heads", self.num_attention_heads)
         kv_heads = stated.get("num_attention_groups", stated.get("num_key_value_heads", self.num_key_value_heads))
-        return WindowHeads(
-            heads=int(heads), kv_heads=int(kv_heads), head_dim=int(stated.get("head_dim", self.head_dim))
-        )
+        return WindowHeads(heads=heads, kv_heads=kv_heads, head_dim=stated.get("head_dim", self.head_dim))
 
     def fields(self) -> Fields:
         letters = self.attention_letters()
