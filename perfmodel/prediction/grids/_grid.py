@@ -114,6 +114,11 @@ class LayoutGrid:
         return int(valid.sum()) * len(self.shards) * len(self.states)
 
     @cached_property
+    def schedules(self) -> tuple[str, ...]:
+        """The registered name of the schedule that really runs, for each pipeline choice."""
+        return tuple(self.degrees.replace(**choice._asdict()).effective_schedule for choice in self.pipelines)
+
+    @cached_property
     def _fields(self) -> tuple[tuple[dict[str, object], ...], ...]:
         """By axis, the layout fields of every choice."""
         fields = []

@@ -297,6 +297,6 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
     if training:
         work_s += recompute_s(by_phase_s[:, None], modes_of([choice.recompute for choice in grid.recomputes]))
-    plain = np.array([get_schedule(choice.schedule).plain for choice in grid.pipelines], float)
+    plain = np.array([get_schedule(schedule).plain for schedule in grid.schedules], float)
     per_rank = problem.job.num_microbatches(grid.degrees) / grid.degrees.pp
     return plain[:, None, None] * work_s * per_rank * np.prod(step_factors(problem, grid.degrees))

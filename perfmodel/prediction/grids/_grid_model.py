@@ -145,7 +145,7 @@ class GridModel:
         parts: list[ShardBlocks | Transfers | StateEvents] = [*blocks]
         parts += [self.transfers(layout, of_shard, 1.0) for layout, of_shard in zip(layouts, blocks, strict=True)]
         parts += self.state_events(grid)
-        slice_counts = {get_schedule(choice.schedule).slices for choice in grid.pipelines} - {1}
+        slice_counts = {get_schedule(schedule).slices for schedule in grid.schedules} - {1}
         for slices in slice_counts:
             for layout, of_shard in zip(layouts, blocks, strict=True):
                 parts += self.slices(layout, of_shard, slices)
@@ -323,7 +323,7 @@ def model_of_grids(problem: StepProblem, grids: Sequence[LayoutGrid]) -> GridMod
     schedules: set[str] = set()
     for grid in grids:
         full_layers |= dict.fromkeys(choice.recompute_full_layers for choice in grid.recomputes)
-        schedules |= {choice.schedule for choice in grid.pipelines}
+        schedules |= set(grid.schedules)
     model = GridModel(problem, tuple(full_layers))
 
     # A schedule of the user's may be another one under the same name next time.

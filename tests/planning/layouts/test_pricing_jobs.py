@@ -169,6 +169,18 @@ def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, c
     np.testing.assert_allclose([cost.peak_bytes.item() for cost in costs], peak_memory(problem, drawn)[0], rtol=1e-9)
 
 
+@pytest.mark.parametrize("schedule", NAMES)
+def test_a_single_stage_is_bounded_alike_under_every_schedule(schedule):
+    """Also where the schedule, which then does not run, would ask for more of the job: equal lengths, other batches."""
+    job = Job(global_batch=6, seq_len=1025, mean_tokens=600, rms_tokens=700)
+    problem = step_problem(DENSE, catalog.cluster("dgx-a100"), job, None, COMPILED)
+    plain, same = Layout(dp=2), Layout(dp=2, schedule=schedule)
+    [of_plain], [of_same] = (list(price_grids(problem, [LayoutGrid.of(layout)])) for layout in (plain, same))
+    assert of_same.bound_s.item() == of_plain.bound_s.item()
+    assert of_same.peak_bytes.item() == of_plain.peak_bytes.item()
+    assert evaluate(problem, [same]).step_time_s == evaluate(problem, [plain]).step_time_s
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
 def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
