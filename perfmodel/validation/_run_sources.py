@@ -29,6 +29,11 @@ def submitter_of(row: Mapping[str, Any]) -> str:
     return match["submitter"].replace("_", "+") if match else ""
 
 
+def drawn_of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Draw at most some rows of each source, with seed 0; rows keep their index."""
+    return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
+
+
 def with_submitters(runs: pd.DataFrame) -> pd.DataFrame:
     """Replace each run's `source` by `source_of_run`."""
     return runs.assign(source=[source_of_run(row) for row in runs.to_dict("records")])

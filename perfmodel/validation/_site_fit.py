@@ -18,7 +18,7 @@ from perfmodel.prediction import Site, step_problem, step_times_s
 from perfmodel.prediction.sites import NEUTRAL, POPULATION_CARD, POPULATION_FILE
 from perfmodel.prediction.sites.constants import MEMORY_FILE, SUSTAINED_FILE, sustained_from, team_key
 from perfmodel.validation._cases import memory_bytes, predict_cases
-from perfmodel.validation._run_sources import with_submitters
+from perfmodel.validation._run_sources import drawn_of_sources, with_submitters
 from perfmodel.validation._site_runs import Undo, nothing_in_view, site_runs
 from perfmodel.validation.population import MOST, PopulationFit, fit_population, parameters_text, population_card
 from perfmodel.validation.rows import Case, missing_column, read_case, read_rows, read_tables, rows_of
@@ -33,7 +33,9 @@ MOST_NODES: Final = 64
 """Up to here networks and stragglers take less of a step than products."""
 LEAST_ROWS: Final = 3
 MOST_ROWS: Final = 150
-"""Most rows of a source that are drawn (seed 0)."""
+"""Most rows of a source from which its products are fitted."""
+MOST_PEAKS: Final = 40
+"""Most rows of a source from which the spread of its peaks is fitted: a median of these is known to a sixth of it."""
 
 
 @shows_progress("runs")
@@ -87,9 +89,9 @@ def fit_sites(
         population=NEUTRAL,
         left_out=team_key(source),
     )
-    known = site_runs(of_sources(timed, MOST), clocked, progress, undo=undo, looked_at=looked_at)
+    known = site_runs(drawn_of_sources(timed, MOST), clocked, progress, undo=undo, looked_at=looked_at)
     fitted = fit_population(known, progress)
-    with_memory = pd.DataFrame(timed[np.isfinite(memory_bytes(timed))])
+    with_memory = drawn_of_sources(pd.DataFrame(timed[np.isfinite(memory_bytes(timed))]), MOST_PEAKS)
     memory = fit_memory(with_memory, predict_cases(with_memory, progress=progress, site_of=clocked))
     write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
@@ -116,12 +118,7 @@ def drawn_runs(file: Path) -> pd.DataFrame:
 
     # On many nodes networks and stragglers take more of the step than products do.
     table = table[table["n_devices"] <= MOST_NODES * table["devices_per_node"].fillna(DEVICES_PER_NODE)]
-    return of_sources(with_submitters(pd.DataFrame(table)), MOST_ROWS)
-
-
-def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Draw a limited number of rows per source, with seed 0."""
-    return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
+    return drawn_of_sources(with_submitters(pd.DataFrame(table)), MOST_ROWS)
 
 
 def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Report | None = None) -> Medians:

@@ -1,14 +1,13 @@
 """The contribution of each physics term to predictions of published runs, from errors with the term switched off."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from perfmodel.display import Report
-from perfmodel.errors import PerfModelError
 from perfmodel.prediction import (
     STEP_TERMS,
     Site,
@@ -18,10 +17,9 @@ from perfmodel.prediction import (
     without,
 )
 from perfmodel.spec import Layout
-from perfmodel.validation._cases import measured_times_s, unstated_share
-from perfmodel.validation._run_sources import source_of_run
-from perfmodel.validation.rows import Row, rows_of
-from perfmodel.validation.unstated import predict_run
+from perfmodel.validation._cases import measured_times_s
+from perfmodel.validation._run_sources import drawn_of_sources, source_of_run
+from perfmodel.validation.rows import Case, rows_of
 
 EVERY_TERM: Final = "all of them"
 """Name of the last column: every term off, that is, kernels and collectives timed alone."""
@@ -31,6 +29,8 @@ MOST_ROWS: Final = 40
 
 def term_errors(
     runs: pd.DataFrame,
+    cases: Mapping[int, Case],
+    predicted_s: Float[np.ndarray, " runs"],
     *,
     site_of: Callable[[str], Site] = lambda _: Site(),
     progress: Report | None = None,
@@ -41,6 +41,10 @@ def term_errors(
     runs of a source are drawn.
 
     Args:
+        runs: tables of runs.
+        cases: by the place of a run, its likeliest completion, as `predict_cases` gives it to `keep`; runs without one
+            are left out.
+        predicted_s: predicted step time of every run, which is the median of all its completions.
         site_of: as `predict_cases` takes it.
 
     Returns:
@@ -49,32 +53,26 @@ def term_errors(
         `over_sources`: the means of these over sources, each counting the same.
     """
     # A random sample of each source: predictions without each term take several times as long as one.
-    timed: Any = runs[np.isfinite(measured_times_s(runs))]
-    timed = timed.groupby("source", sort=False).sample(frac=1, random_state=0)
-    timed = timed.groupby("source", sort=False).head(MOST_ROWS).reset_index(drop=True)
-    measured_s = measured_times_s(timed)
+    runs = runs.reset_index(drop=True)
+    measured_s = measured_times_s(runs)
+    drawn = drawn_of_sources(pd.DataFrame(runs[np.isfinite(measured_s)]), MOST_ROWS)
     by_source: dict[str, list[np.ndarray]] = {}
-    for done, row in enumerate(rows_of(timed)):
-        try:
-            times_s = _times_s(row, site_of(source_of_run(row)))
-        except PerfModelError:
-            times_s = None
-        if times_s is not None:
-            by_source.setdefault(str(row["source"]), []).append(times_s / measured_s[done])
+    for done, (place, row) in enumerate(zip(drawn.index.tolist(), rows_of(drawn), strict=True)):
+        if place in cases:
+            times_s = _times_s(cases[place], predicted_s[place], site_of(source_of_run(row)))
+            by_source.setdefault(str(row["source"]), []).append(times_s / measured_s[place])
         if progress and done % 20 == 0:
-            progress("terms", done, len(timed))
+            progress("terms", done, len(drawn))
     sources = {name: _figures(np.array(ratios)) for name, ratios in by_source.items()}
     return {"over_sources": _over(list(sources.values())), "sources": sources}
 
 
-def _times_s(row: Row, site: Site) -> np.ndarray:
+def _times_s(case: Case, predicted_s: float, site: Site) -> np.ndarray:
     """Step time with every term, with each term off in turn, and with all of them off.
 
     Terms are switched off in the likeliest completion of what the row leaves open, and shorten the prediction, which is
     the median of all completions, in the same proportion.
     """
-    run = predict_run(row, None, replace(site, unstated=unstated_share(row)))
-    case = run.case
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     names = [term.name for term in STEP_TERMS]
 
@@ -86,7 +84,7 @@ def _times_s(row: Row, site: Site) -> np.ndarray:
         whole_s,
         *(_without_s(problem, case.layout, terms, whole_s) for terms in switched_off),
     ]
-    return np.array(times_s) * (run.step_time_s / whole_s)
+    return np.array(times_s) * (predicted_s / whole_s)
 
 
 def _without_s(problem: StepProblem, layout: Layout, names: Sequence[str], whole_s: float) -> float:

@@ -1,12 +1,14 @@
 """Errors with a term switched off, and means over groups of sources."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 from studies.bars import group_means
 
 from perfmodel.prediction import Site
-from perfmodel.validation import EVERY_TERM, predict_cases, term_errors
+from perfmodel.validation import EVERY_TERM, Case, predict_cases, term_errors
 
 HOT = Site(sustained=(("Ampere", 0.2),), power_limited=False)
 COOL = Site(sustained=(), power_limited=False)
@@ -31,8 +33,20 @@ def runs(measured_by: Site) -> pd.DataFrame:
     return table
 
 
+def errors_by_term(table: pd.DataFrame, site: Site) -> dict[str, Any]:
+    """Errors of runs that are all predicted at one site."""
+    cases: dict[int, Case] = {}
+
+    def keep(place: int, case: Case, _prediction: object) -> None:
+        cases[place] = case
+
+    predicted = predict_cases(table, site_of=lambda _: site, keep=keep)
+    times_s = predicted["predicted_iter_time_s"].to_numpy(float)
+    return term_errors(table, cases, times_s, site_of=lambda _: site)
+
+
 def test_a_term_that_the_runs_have_is_missed_without_it() -> None:
-    found = term_errors(runs(measured_by=HOT), site_of=lambda _: HOT)
+    found = errors_by_term(runs(measured_by=HOT), HOT)
     assert {name: of["n"] for name, of in found["sources"].items()} == {"a": 2, "b": 1}
     for of in [*found["sources"].values(), found["over_sources"]]:
         assert (of["mean_ape"], of["bias"]) == pytest.approx((0.0, 0.0))
@@ -45,22 +59,27 @@ def test_a_term_that_the_runs_have_is_missed_without_it() -> None:
 
 
 def test_a_term_that_the_runs_lack_is_better_off() -> None:
-    found = term_errors(runs(measured_by=COOL), site_of=lambda _: HOT)["over_sources"]
+    found = errors_by_term(runs(measured_by=COOL), HOT)["over_sources"]
     assert found["bias"] > 0.05
     assert found["without"][CLOCK]["mean_ape"] == pytest.approx(0.0)
+
+
+def test_runs_without_a_case_do_not_count() -> None:
+    table, predicted_s = runs(measured_by=HOT), np.ones(3)
+    assert term_errors(table, {}, predicted_s, site_of=lambda _: HOT)["sources"] == {}
 
 
 def test_sources_count_the_same() -> None:
     table = runs(measured_by=HOT)
     table.loc[table["source"] == "b", "measured_iter_time_s"] *= 2
-    found = term_errors(table, site_of=lambda _: HOT)["over_sources"]
+    found = errors_by_term(table, HOT)["over_sources"]
     assert found["mean_ape"] == pytest.approx(0.25)
 
 
 def test_what_cannot_be_predicted_is_left_out() -> None:
     table = runs(measured_by=HOT)
     table["device"] = "abacus"
-    assert term_errors(table)["sources"] == {}
+    assert errors_by_term(table, HOT)["sources"] == {}
 
 
 def test_means_over_groups_of_sources() -> None:

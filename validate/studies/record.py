@@ -18,6 +18,7 @@ from perfmodel.prediction import Prediction, Site
 from perfmodel.validation import (
     Case,
     cases_report,
+    drawn_of_sources,
     errors,
     measured_times_s,
     memory_bytes,
@@ -29,6 +30,8 @@ from perfmodel.validation.rows import missing_column, read_rows, read_tables
 
 NAIVE = "one FLOP rate"
 REFERENCE_FILE = "predictor_reference.csv"
+MOST_GENERIC = 40
+"""Most runs of a source that are predicted without their framework as well."""
 
 
 def published_record(
@@ -46,7 +49,8 @@ def published_record(
         What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
         and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`,
         `pairs` (`pairs_report`, and `next_run`), `intervals` (`interval_scores`), `width_deciles`, `excess` (of the
-        sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs with `measured_s`,
+        sweep of nanotron) and `generic` (errors of at most
+        `MOST_GENERIC` runs of a source, whose framework is not told); and the runs with `measured_s`,
         `measured_bytes` and the columns of the predictions.
 
     Raises:
@@ -54,12 +58,15 @@ def published_record(
     """
     runs, ignored = read_tables(files)
     told: dict[int, PredictedRun] = {}
+    cases: dict[int, Case] = {}
 
     def keep(at: int, case: Case, prediction: Prediction) -> None:
+        cases[at] = case
         told[at] = predicted_run(case, prediction, Site.without(source_of_run(runs.iloc[at].to_dict())))
 
     predicted = predict_cases(runs, None, progress, site_of=Site.without, keep=keep)
-    generic = predict_cases(runs, None, progress, framework="generic", site_of=Site.without)
+    sample = drawn_of_sources(runs, MOST_GENERIC).reset_index(drop=True)
+    generic = predict_cases(sample, None, progress, framework="generic", site_of=Site.without)
     measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
     time_s, peak = (
         np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "predicted_peak_memory_bytes")
@@ -72,11 +79,11 @@ def published_record(
     frame["measured_s"], frame["measured_bytes"] = measured_s, measured_bytes
     times_s = [np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "lo_s", "hi_s")]
     record = cases_report(runs, predicted) | {
-        "generic": _of_generic(cases_report(runs, generic)),
+        "generic": _of_generic(cases_report(sample, generic)),
         "skipped_files": ignored,
         "looked_at": sources_looked_at(files),
         "groups": group_means(frame),
-        "terms": term_errors(runs, site_of=Site.without, progress=progress),
+        "terms": term_errors(runs, cases, time_s, site_of=Site.without, progress=progress),
         "bars": {bar.name: _reached(bar, frame) for bar in BARS if bar.rows(runs).any()},
         "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},

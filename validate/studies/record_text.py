@@ -5,6 +5,7 @@ from typing import Any
 from studies.excess import excess_text
 from studies.not_blind import NOT_BLIND
 from studies.pairs import LEAST, pairs_text
+from studies.record import MOST_GENERIC
 from studies.reliability import WidthDecile, deciles_table
 from studies.tables import percent, rows_table
 
@@ -29,7 +30,8 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any], live: dict[str,
     parts = [
         "# Predicted against measured",
         "Made by `make validate`. Every run is predicted as `perfmodel predict --framework` predicts what its row "
-        "says; `generic` is the same without the framework. What is fitted to published runs (`perfmodel fit "
+        f"says; `generic` is the same without the framework, for at most {MOST_GENERIC} runs of each source, drawn "
+        "with seed 0. What is fitted to published runs (`perfmodel fit "
         "--sites`: how much longer products take on devices whose power nobody measured, how far apart ranks meet, "
         "spread of peak memory, and what sites add by framework and device, with their spread) leaves out the "
         "source that it is held against and all runs that share a team with it "
