@@ -1,5 +1,5 @@
-"""The package's exceptions: each names what is wrong, where, and what to do about it; and texts of others, made safe to
-show in them."""
+"""The package's exceptions, each of which says what is wrong, where, and what to do; and the cleaning of foreign text
+that they quote."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _MARKS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u
 _STRINGS: Final = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
 _COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
 STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"
-"""Pattern of what is left out."""
+"""Pattern of the characters that `plain_text` removes."""
 _STEERING: Final = re.compile(STEERING)
 
 
@@ -174,7 +174,7 @@ class LayoutError(PerfModelError):
     def __init__(self, message: str, reason: Reason | None = None, about: str = "") -> None:
         super().__init__(message)
         self.rejection = Rejection(reason, about) if reason else None
-        """Why, as searches count it; None for words that no layout can have, and for schedules of one's own."""
+        """Reason that searches count; None for invalid notations and for schedules from files."""
 
     # Pickled with all of its arguments, so that workers send it whole.
     def __reduce__(self) -> tuple:

@@ -30,9 +30,10 @@ LIMIT_VARIABLE: Final = "PERFMODEL_FILE_LIMIT_GB"
 USUAL_LIMIT_GB: Final = 0.5
 """Default limit; parsing the worst JSON takes twenty times as much memory."""
 MOST_TEXT_BYTES: Final = 16_000_000
-"""Most bytes of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs are data."""
+"""Largest size in bytes of a file that a person writes: a job, a cluster, a model, a plan, a schedule. Programs count
+as data."""
 MOST_DEPTH: Final = 64
-"""Nesting of tables and lists, beyond which a file is none of ours; Python's own limit is about a thousand."""
+"""Deepest accepted nesting of tables and lists; Python's own limit is about a thousand."""
 MOST_YAML_NODES: Final = 20_000
 """Keys and values of a YAML file once its aliases are written out."""
 _CHUNK_BYTES: Final = 1 << 20
@@ -219,7 +220,7 @@ def compose_yaml(text: str) -> Any:
     import yaml
 
     class BoundedLoader(yaml.SafeLoader):
-        """Stops while it reads: a node takes a tenth of a millisecond."""
+        """Stops at the limit while it reads, because each node takes a tenth of a millisecond."""
 
         nodes = depth = 0
 

@@ -115,11 +115,12 @@ class Session:
         self.weight_files = Cache(8)
         """Content of calibration folders, by folder and what the file system says of its files."""
         self.cost_models = Cache(8)
-        """Models of kernels and collectives with all they have priced, and what runs said, by content of the folder."""
+        """Cost models with the events that they have priced, and corrections from runs, by content of the calibration
+        folder."""
         self.problems = Cache(64)
-        """What is predicted, by model, cluster, job, framework, cost models, scenario."""
+        """Problems prepared for prediction, by model, cluster, job, framework, cost models and scenario."""
         self.parts = Cache(128)
-        """What its layouts have in common: a store for each setting (without prices) and problem (with them)."""
+        """Results that layouts share: one cache per setting (without prices), and one per problem (with prices)."""
         self.batches = Cache(1)
         """The programs of the last batch, joined for evaluation."""
         self.grid_models = Cache(1)

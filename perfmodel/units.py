@@ -160,7 +160,7 @@ def parse_seconds(text: str) -> float:
 
 
 LONGEST_SEQUENCE: Final = 100_000_000
-"""Tokens; the longest that models were trained on are below a hundredth of it."""
+"""Longest accepted sequence in tokens, over a hundred times the longest that models were trained on."""
 
 
 def parse_length(text: str) -> int:

@@ -216,7 +216,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
         )
     for family, figures in summary.items():
         for state, longer in figures.get("longer", {}).items():
-            print(f"{family}, {state}: {longer:.2f} times as long as usually")
+            print(f"{family}, {state}: {longer:.2f} times as long as usual")
     for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
             print(f"{count:,} rows of {family} set aside: {reason}")

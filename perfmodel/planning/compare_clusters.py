@@ -264,7 +264,7 @@ def _recommended(
 
 
 def _rank(plan: ClusterPlan, order: str) -> tuple[float, float]:
-    """The figure that is asked for, infinite where it is not known, then time for the same work."""
+    """Sort key: the requested figure (infinite if unknown), then the time for the same work."""
     # Failures cost time too, so that a cluster is as fast as the tokens that it keeps.
     run, slowness = plan.run, 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
     known = {
@@ -324,7 +324,7 @@ def split_count(text: str) -> tuple[str, int | None]:
 
 
 def _is_of(key: str, cluster: Cluster) -> bool:
-    """Whether a price under this name is one of a cluster: by its own name, or its device's."""
+    """Whether a price under this name applies to a cluster: the name is the cluster's or its device's."""
     if key.lower() == cluster.name.lower():
         return True
 

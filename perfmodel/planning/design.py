@@ -72,8 +72,8 @@ class MemoryNeeded:
     memory_bytes: float
     """Least memory of a device: the fullest rank's peak over the share that fragmentation leaves usable."""
     likely_bytes: float
-    """Memory with which the layout fits with probability `MIN_FIT`, the one that searches require of recommended
-    layouts."""
+    """Device memory with which the layout fits with probability `MIN_FIT`, which searches require of a recommended
+    layout."""
     fits_probability: float
     """Probability that it fits into the cluster's device."""
     peak_bytes: float
@@ -151,8 +151,8 @@ class Overtaking:
     second_s: float
     """Step time of the second on the machine as it is."""
     multiple: float | None
-    """Multiple of the parameter, the nearest to 1, at which they are equal; None where one stays ahead up to `MOST`
-    times and down to a `MOST`-th."""
+    """Multiple of the parameter nearest to 1 at which they are equal; None if one layout stays ahead from 1 / `MOST` to
+    `MOST` times the parameter."""
     equal_s: float | None
     """Step time at which they are equal."""
 
@@ -221,7 +221,7 @@ def overtake(
 
 
 def _bisected(difference_s, low: float, high: float) -> float:
-    """Bisection of a change of sign: the far end of the last interval, at which the change has happened."""
+    """Find a change of sign by bisection, and return the end of the last interval that lies behind the change."""
     at_low = difference_s(low)
     while abs(high - low) > _CLOSE:
         middle = (low + high) / 2
@@ -243,9 +243,9 @@ class Upgrade:
     """d log(step time) / d log(parameter) at the best layout. By the envelope theorem also that of the best step time
     over all layouts, wherever the best layout is unique."""
     kept_gain: float
-    """Share of the step time saved with the layout kept."""
+    """Share of the step time saved with the same layout."""
     gain: float
-    """Share saved by the layout that is then the best."""
+    """Share of the step time saved with the layout that is best after the upgrade."""
     layout: str
     """Notation of the best layout after the upgrade."""
     changes_layout: bool
@@ -354,7 +354,7 @@ class _Choice(NamedTuple):
 
 
 def _best_on(question: Question, current: _Choice) -> _Choice:
-    """The fastest layout on a machine, or the current one where it is no slower there."""
+    """The fastest layout on a machine, or the current one if it is as fast there."""
     challenger = fastest(question, Goal.parse(question.step_problem))
     if challenger is None or challenger.layout == current.layout:
         return current

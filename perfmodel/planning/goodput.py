@@ -33,13 +33,14 @@ from perfmodel.spec import Device, Layout, Problem
 from perfmodel.units import positive
 
 DEVICE_MTBF_S: Final = 54 * 86400 * 16384 / 419
-"""50,700 hours: 419 unexpected interruptions in 54 days on 16,384 H100, of whatever cause (Llama 3, arXiv 2407.21783,
-section 3.3.4). Others: 384 A100 of BLOOM 43,000 h (1 to 2 failures a week, arXiv 2211.05100, section 3.2.3), Meta's
-research cluster RSC-1 29,500 h (6.5 failures per 1,000 node-days, arXiv 2410.21680), 992 A100 of OPT-175B 14,000 h (35
-manual and about 70 automatic restarts in two months, arXiv 2205.01068, section 2.5)."""
+"""Mean time between failures of one device, 50,700 hours: 419 unexpected interruptions in 54 days on 16,384 H100, of
+whatever cause (Llama 3, arXiv 2407.21783, section 3.3.4). Others: 384 A100 of BLOOM 43,000 h (1 to 2 failures a week,
+arXiv 2211.05100, section 3.2.3), Meta's research cluster RSC-1 29,500 h (6.5 failures per 1,000 node-days, arXiv
+2410.21680), 992 A100 of OPT-175B 14,000 h (35 manual and about 70 automatic restarts in two months, arXiv 2205.01068,
+section 2.5)."""
 RESTART_S: Final = 600.0
-"""Until a failure is found, its node replaced and the job started, without reading the checkpoint: detection and
-diagnosis take less than 10 minutes on average (MegaScale, arXiv 2402.15627, section 6.3)."""
+"""Seconds until a failure is found, its node replaced and the job restarted, before the checkpoint is read: detection
+and diagnosis take less than 10 minutes on average (MegaScale, arXiv 2402.15627, section 6.3)."""
 STORAGE_BYTES_PER_S_PER_DEVICE: Final = 2e12 / 16384
 """Sustained rate of Llama 3's storage, 2 TB/s, over its devices (arXiv 2407.21783, section 3.3.1)."""
 
@@ -55,7 +56,7 @@ class Reliability:
     storage_bytes_per_s: float | None = None
     """Rate at which all devices together write and read checkpoints; None: `STORAGE_BYTES_PER_S_PER_DEVICE` each."""
     asynchronous: bool = False
-    """Whether training resumes once states are copied to host memory, and does not wait for them to be written."""
+    """Whether training resumes as soon as states are copied to host memory, while they are still being written."""
     interval_s: float | None = None
     """Training time between checkpoints; None: the best."""
     by_stage: bool = False
@@ -214,7 +215,7 @@ def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability
 
 
 def _stall_s(device_bytes: float, write_s: float, device: Device, reliability: Reliability) -> float:
-    """Return the seconds for which training stands still while so many bytes of every device are written."""
+    """Return the seconds for which training stops while each device writes this many bytes."""
     host_bytes_per_s = device.host_bandwidth_bytes_per_s
     if not reliability.asynchronous or host_bytes_per_s is None:  # a link that nobody tells is waited for
         return write_s

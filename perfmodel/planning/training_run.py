@@ -104,7 +104,7 @@ def training_run(
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:
-        """Return a quantity at the predicted step time and at the ends of its interval, with failures."""
+        """Return a quantity, including failures, at the predicted step time and at the ends of its interval."""
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 

@@ -53,11 +53,12 @@ _FALLBACK = {
     "fp32": ("fp32",),
     "fp64": ("fp64", "fp32"),
 }
-"""Types whose peak stands for that of a type, the first that a device has: narrow products run in wider units."""
+"""Wider types, in order of preference, whose peak rate applies where a device lacks a type: narrow products run in
+wider units."""
 
 
 _WHOLE_FP32 = ("CDNA1", "CDNA2")
-"""Architectures whose matrix units multiply fp32 without shortening it."""
+"""Architectures whose matrix units multiply fp32 at full precision."""
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """Usual element types of training; the default is the first that a device has."""
 BACKENDS = ("jax", "torch", "nccl-tests")
@@ -295,7 +296,7 @@ class Cluster:
         )
 
     def _check_kinds(self) -> None:
-        """Raise `PerfModelError` unless the kinds can be told apart, and stand in a layout's notation."""
+        """Raise `PerfModelError` unless the kinds have distinct names that a layout's notation can contain."""
         names = [kind.name for kind in self.kinds]
         if len(names) < 2 or len(set(names)) < len(names):
             raise PerfModelError(

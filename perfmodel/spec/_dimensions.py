@@ -20,7 +20,7 @@ class Dimension:
     name: str
     """Name of its collectives in accounts of a step's time."""
     multiplies: bool = True
-    """Degrees multiply to the device count; otherwise its ranks are some of those that the others have."""
+    """The device count is the product of these degrees; any other dimension reuses the ranks of these."""
     numbered: bool = True
     """It has a place in the order in which ranks are numbered (`Layout.order`)."""
     shards_blocks: bool = False

@@ -52,7 +52,7 @@ _LAYOUT_DEFAULTS: Final = (
     "overlap_param_gather",
     "micro_batch",
 )
-"""Fields of `Layout` that frameworks have defaults of their own for."""
+"""Fields of `Layout` for which frameworks have their own defaults."""
 _JOB_DEFAULTS: Final = (
     "recompute_modules",
     "eager_kernels",
@@ -77,7 +77,7 @@ _JOB_DEFAULTS: Final = (
     "narrow_logits",
     "gathered_logits",
 )
-"""Fields of the sections of `Job` that they have defaults of their own for."""
+"""Fields of the sections of `Job` for which frameworks have their own defaults."""
 _NOT_NEGATIVE: Final = (
     "host_op_s",
     "grouped_launch_s",

@@ -36,11 +36,12 @@ class Optimizer:
     further_bytes: float = 0.0
     """Bytes that an update moves per parameter beyond gradient, weight and states."""
     clips: bool = True
-    """Gradients are read for their norm and rescaled before (and 16-bit floats rid of the loss scale)."""
+    """Gradients are clipped before the update: read for their norm, then rescaled (fp16 gradients are also divided by
+    the loss scale)."""
     newton_schulz: int = 0
     """Iterations that orthogonalise the update of every matrix of the layers."""
     kernel: str = "adam"
-    """Measured kernel that it is priced like, by the bytes that it moves."""
+    """Measured kernel whose time per byte prices the update."""
     source: str
 
 
@@ -92,7 +93,8 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
         source="Robbins and Monro 1951: w - lr * gradient",
     ),
 }
-"""By name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update weights in their own type."""
+"""Optimizers by name; `sgd` keeps a momentum, `plain-sgd` nothing. It and `adam16bit` update weights in their own
+type."""
 
 
 @flat_keywords
@@ -108,8 +110,9 @@ class Job(Implementation):
     """Mean number of computed tokens per sequence, if padding is removed or sequences are batched by length. None:
     `seq_len`."""
     rms_tokens: float | None = None
-    """Root mean square of the attended lengths: of sequence lengths, or, for documents packed into a sequence, of the
-    root of the sum of their squared lengths. It determines the time of attention; `mean_tokens` determines the rest.
+    """Root mean square of the lengths that attention sees: those of sequences, or, if documents are packed into a
+    sequence, the root of the sum of the squares of their lengths. It determines the time of attention; `mean_tokens`
+    determines the rest.
     None: a power-law density of lengths up to `seq_len` with that mean (`Job.attended_tokens`)."""
     input_samples_per_s: float | None = None
     """Sequences or images per second from the input pipelines of all devices together. They run ahead of the steps, so

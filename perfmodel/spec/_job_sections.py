@@ -21,13 +21,13 @@ RecomputeModule = Literal[
     "second_products",
 ]
 """Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
-the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
-attention. `second_products`, by which torch's selective checkpoints of operators go: all of a layer but every second
-product and the result of attention. And `mlp_act`, the activation of the dense feed-forward: JAX's policies that keep
-products repeat it."""
+the dense feed-forward; the whole layer of experts, its activation alone, or the shared experts; up projections of
+latent attention. `second_products`: all of a layer except every second product and the result of attention, as in
+torch's selective checkpoints of operators. `mlp_act`: the activation of the dense feed-forward, as in JAX's policies
+that save products."""
 WideModule = Literal["attention", "latent", "further_tokens", "mamba_output"]
 """Products that may stay wider than others: projections of attention; those to and from the experts' latent space;
-modules for further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
+modules that predict further tokens; the last product of a Mamba layer, in 8 bits where others have 4."""
 EagerKernel = Literal[
     "norm",
     "rope",
@@ -47,11 +47,11 @@ EagerKernel = Literal[
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula;
-`one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: inputs of a gated activation are cut at their
-limit (`Transformer.clamped_glu`) each by itself, and joined again; `wide_softmax`: 16-bit scores are cast to fp32
-before their mask and softmax, and back after it, a kernel each; `loss_gradient`: an eager cross entropy's gradient
-passes through tensors of its own, as torch's does (of memory alone); `sequence_copy`: what tensor-parallel ranks gather
-and scatter along the sequence is copied into the order of sequences, or of ranks."""
+`one_hot_lookup`: embeddings are products with one-hot rows; `clamp`: the two inputs of a gated activation are clamped
+separately (`Transformer.clamped_glu`) and joined again; `wide_softmax`: 16-bit scores are cast to fp32 before their
+mask and softmax, and back after it, a kernel each; `loss_gradient`: an eager cross entropy's gradient passes through
+separate tensors, as in torch (this affects memory only); `sequence_copy`: what tensor-parallel ranks gather and scatter
+along the sequence is copied into the order of sequences, or of ranks."""
 Fp8Recipe = Literal[
     "",
     "delayed",
@@ -68,7 +68,7 @@ Fp8Recipe = Literal[
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
 own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements;
 `rowwise_with_gw_hp`: per row, with weight gradients in 16 bits (torchao); `aqt`: per row, of integers
-(github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
+(github.com/google/aqt). `fused`: the kernel that produces an operand writes it in the narrow type."""
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """The dispatcher that sends tokens to their experts. `alltoall`: sorted into a copy per chosen expert, which an
 all-to-all exchanges, and sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a
@@ -86,27 +86,27 @@ AdapterModule = Literal[
     "up_proj",
     "linear_fc2",
 ]
-"""Products that adapters stand beside, by the names of Megatron-Core (and of Hugging Face where these are parts of a
-product here): queries, keys and values together or each by itself; attention's output; the first product of a dense
-feed-forward, whole or its gate and value each by itself; the last."""
+"""Products that have adapters, by the names of Megatron-Core (and of Hugging Face, which divides some of them):
+queries, keys and values together or separately; attention's output; the first product of a dense feed-forward, as a
+whole or gate and value separately; its last product."""
 _PARTS_OF_PRODUCTS: Final = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_fc1": ("gate_proj", "up_proj"),
 }
 BaseWeights = Literal["", "nf4", "int8"]
-"""How frozen weights of layers lie in memory. `nf4`: 4 bits, and for every 64 of them a scale of 8 bits, of which 256
+"""Storage of frozen layer weights. `nf4`: 4 bits, and for every 64 of them a scale of 8 bits, of which 256
 share one of 32 (QLoRA, Dettmers et al., arXiv 2305.14314, section 3); `int8`: 8 bits, a scale per row (LLM.int8())."""
 BASE_WEIGHT_BYTES: Final[Mapping[str, float]] = {
     "nf4": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
     "int8": 1.0,
 }
-"""Per weight."""
+"""Bytes per weight."""
 Head = Literal["vocabulary", "token_labels", "sequence_label"]
 """Output of the last block. `vocabulary`: words; `token_labels`: two numbers for every token, as for the start and the
 end of an answer (SQuAD) or a tag; `sequence_label`: a class of every sequence, from its pooled first token."""
 CudaGraphs = Literal["none", "layers", "step"]
-"""Work that the host replays from CUDA graphs instead of issuing it kernel by kernel: every pass of a layer from a
-graph of its own, which leaves out routed experts, or the whole step from one."""
+"""Work that the host replays from CUDA graphs instead of issuing it kernel by kernel: each pass of a layer has its own
+graph, which leaves out routed experts, or one graph has the whole step."""
 
 
 def _require_known(kind: str, names: Iterable[str], literal: Any) -> None:
@@ -164,7 +164,7 @@ class NarrowProducts:
 
     fp8_recipe: Fp8Recipe = ""
     """Scaling recipe of 8- and 4-bit products, which determines the cost of quantising operands; empty: one pass over
-    each."""
+    each operand."""
     fp8_attention: bool = False
     """Fused attention multiplies in 8 bits when products are in 8 or 4 bits (Transformer Engine's `fp8_dpa`;
     `NVTE_DPA_FP8_RECIPE` sets its recipe beside 4-bit products); otherwise in 16 bits."""

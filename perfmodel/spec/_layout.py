@@ -21,10 +21,11 @@ from perfmodel.units import untraced
 
 Recompute = Literal["none", "selective", "full"]
 ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
-"""How attention sees the whole sequence. `ring`: keys and values pass around a ring, a part of the scores a step (Liu
-et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama 3, arXiv
-2407.21783, section 3.3.2); `gathered_ring`: the steps of a ring, over keys and values that were gathered beside the
-first (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
+"""How attention sees the whole sequence. `ring`: keys and values pass around a ring, and each step computes a part of
+the scores (Liu et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama
+3, arXiv
+2407.21783, section 3.3.2); `gathered_ring`: the steps of a ring, over keys and values that are gathered during the
+first step (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
 sequence for one of the heads (Jacobs et al., arXiv 2309.14509)."""
 StateOffload = Literal["none", "optimizer", "weights"]
 """Model states that lie in host memory."""
@@ -87,8 +88,8 @@ class Layout:
     """Overlap tensor-parallel collectives with the matrix products that feed them."""
     ep_overlap: bool = False
     """Overlap dispatch and combine of one micro-batch with the kernels of another (Megatron-Core's
-    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1), where a backward
-    has a forward beside it: not while a pipeline fills and drains."""
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1), wherever a backward
+    pass runs together with a forward pass: not while a pipeline fills and drains."""
     offload: bool = False
     """Offload activations to host memory until their backward pass."""
     offload_layers: int = 0
@@ -174,7 +175,7 @@ class Layout:
             self._check_offload_layers()
 
     def _check_lists(self) -> None:
-        """Raise `LayoutError` unless what stages or pipeline ranks have one by one is well formed."""
+        """Raise `LayoutError` unless the lists with a value per stage or pipeline rank are well formed."""
         for name in ("partition", "recompute_full_layers"):
             value = getattr(self, name)
             if value is not None and not (value and all(type(n) is int and n >= 0 for n in value)):
@@ -385,4 +386,4 @@ _IDLE: Final[tuple[tuple[str, Callable[[Layout], bool], str], ...]] = (
     ("cp_balanced", lambda layout: layout.cp > 1, "has no effect with cp=1"),
     ("ep_overlap", lambda layout: layout.ep > 1, "has no effect with ep=1"),
 )
-"""Fields that only act under a condition, and the sentence about them where they do not."""
+"""Fields that act only under a condition, with the sentence that says why they have no effect."""

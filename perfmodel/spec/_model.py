@@ -49,7 +49,7 @@ _SIZES_OR_NONE: Final = (
     "position_offset",
 )
 _PART_OF_LETTER: Final = {"M": "mamba", "S": "selective_scan", "L": "delta_net", "C": "short_conv"}
-"""The field of `HybridStack` that says the sizes of a mixer."""
+"""The field of `HybridStack` with the sizes of each mixer, by its letter."""
 
 
 @flat_keywords
@@ -251,7 +251,7 @@ class Transformer(Stated, Sectioned):
 
     @cached_property
     def in_window(self) -> "Transformer":
-        """The model with the heads of attention in the window in place of those of full attention."""
+        """A copy of the model whose attention heads are those of its sliding-window layers."""
         heads = self.attention.window_heads
         if heads is None:
             return self
@@ -378,9 +378,9 @@ _OF_SOME_TRANSFORMERS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
     "gelu_formula": lambda model: model.block.activation == "gelu",
     "clamp": lambda model: model.block.clamped_glu,
 }
-"""Fields of `Job` and kinds of `EagerKernel` that mean something for some transformers alone, and for which."""
+"""Fields of `Job` and kinds of `EagerKernel` that matter only for some transformers, with a test for these."""
 _OF_CONVOLUTIONS: Final = ("fused_batch_norm", "channels_last")
-"""Fields of `Job` that mean something for convolutional networks alone."""
+"""Fields of `Job` that matter only for convolutional networks."""
 
 
 def concerns(name: str, model: Model) -> bool:

@@ -88,7 +88,7 @@ class BlockForm(Stated):
 
     @property
     def inner_projections(self) -> int:
-        """Projections from the input of a feed-forward to its inner width: one, and another for a gate."""
+        """Number of projections from the input of a feed-forward to its inner width: 1, or 2 with a gate."""
         return 2 if self.gated_ffn else 1
 
 
@@ -109,7 +109,7 @@ class Norms(Stated):
     final_norm: bool = True
     """There is a norm after the last layer; not in GPT-1 or if layers end with a norm (BART)."""
     adaln: AdaLN | None = None
-    """Conditioning of a diffusion transformer, by which norms have no parameters of their own."""
+    """Conditioning of a diffusion transformer, which replaces the norms' own parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +174,7 @@ class FurtherTokens(Stated):
     """Number of multi-token-prediction modules, each a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
     section 2.2)."""
     mtp_mixers: str = ""
-    """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty: those of the last."""
+    """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty: those of the model's
+    last layer."""
     mtp_repeated: bool = False
     """All these modules share their weights (Nemotron 3, arXiv 2604.12374)."""

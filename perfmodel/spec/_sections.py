@@ -22,7 +22,7 @@ class KeyField:
     """The field that a flat key names."""
 
     path: tuple[str, ...]
-    """Names of the sections that it lies in, from the outermost, and its own."""
+    """Names of the enclosing sections, outermost first, then the field's own name."""
     home: type
     """Record that has the field."""
 
@@ -133,7 +133,7 @@ def flat_location(kind: type, location: Iterable[str | int]) -> tuple[str | int,
 
 
 def _into_sections(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the plain constructor, for values of fields and of keys of sections.
+    """Convert values by flat key into arguments of the plain constructor.
 
     Raises:
         UnknownNameError: a keyword that is neither a field nor a key of a section.

@@ -9,14 +9,14 @@ from perfmodel.spec._layout import Recompute
 
 CollectiveChecks = Literal["never", "pipelines", "always"]
 StepGraphs = Literal["never", "without_experts", "always"]
-"""Models whose whole steps a launch may replay from one CUDA graph. Experts that drop no tokens take part only where
-the sizes of their products never come to the host."""
+"""Models whose whole steps a launch may replay from one CUDA graph. Dropless experts are included only if the host
+never needs the sizes of their products."""
 Execution = Literal["eager", "compiled", "graph", "layer_graphs", "blocking"]
 """Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, every
-pass of a layer from one of its own, or operators issued one by one, each once the one before it has run."""
+pass of a layer from one of its own, or operators issued one by one, each after the previous one has run."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
-"""Counters of memory: bytes of live tensors; the segments that the allocator holds for them; these with the context and
-the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
+"""Counters of memory: bytes of live tensors; the segments that the allocator holds for them; the same plus the context
+and buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
 ReportedRanks = Literal["fullest", "first_rank", "first_node"]
 """Ranks whose memory is reported: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the
 first node, as nvidia-smi shows it where a job was started."""
@@ -29,8 +29,8 @@ class HostCosts:
     execution: Execution = "eager"
     """How operators are executed: eagerly, compiled or from graphs."""
     host_op_s: float = 66e-6
-    """Host time to issue one operator of an eager framework: Python, autograd and dispatch of the few kernels that it
-    is. A block of short operators runs no faster than this. Small models show it as a floor per layer that neither
+    """Host time to issue one operator of an eager framework: Python, autograd and the dispatch of its few kernels. A
+    block of short operators runs no faster than this. Small models show it as a floor per layer that neither
     batch nor tensor parallelism lowers: 4.5 ms for forward and backward of a nanotron layer of 68 operators (30 and 38,
     counted in its source)."""
     forward_bookkeeping: int = 0
@@ -43,12 +43,12 @@ class HostCosts:
     routing_backward_bookkeeping: int = 0
     """Further operators of routing and dispatch in the backward of a layer of experts."""
     fused_dispatch_saves: tuple[int, int] = (0, 0)
-    """Operators of routing, in forward and backward, that the dispatcher `hybridep` does without."""
+    """Number of routing operators, forward and backward, that the dispatcher `hybridep` saves."""
     latent_forward_bookkeeping: int = 0
-    """Further operators of latent attention in forward: parts of queries and keys that are cut, rotated and put
-    together one by one."""
+    """Further operators of latent attention in the forward pass, which split queries and keys, rotate a part of them
+    and join them again."""
     latent_backward_bookkeeping: int = 0
-    """Further operators of latent attention in backward."""
+    """Further operators of latent attention in the backward pass."""
     grouped_launch_s: float = 0.0
     """Host time to launch each further kernel of a grouped product that runs as one product per expert; 0 if it is a
     single kernel."""
@@ -61,11 +61,11 @@ class HostCosts:
     step_overhead_s: float = 0.0
     """Time per step outside kernels: data loading, logging, bookkeeping."""
     host_updates_per_s: float | None = None
-    """Parameters per second that the processors of a host update, for all of its devices together, where that was
-    measured. None: as the bandwidth of the host's memory allows (`perfmodel.prediction.host`)."""
+    """Measured number of parameters per second that a host's processors update, for all of its devices together. None:
+    derived from the bandwidth of the host's memory (`perfmodel.prediction.host`)."""
     host_threads: int = 0
-    """Threads that each rank updates with on the host (OMP_NUM_THREADS); 0: as many as its share of the memory's
-    bandwidth takes."""
+    """Threads that each rank updates with on the host (OMP_NUM_THREADS); 0: enough to use its share of the memory's
+    bandwidth."""
     eager_host_updates: bool = False
     """Updates on the host run operator by operator (torch's optimizers on a processor) instead of in one loop
     (DeepSpeed's CPU-Adam)."""
@@ -84,29 +84,29 @@ class CommunicationCosts:
     """A transfer between stages holds up the sender's kernels (one stream for everything, as in DistIR, section 2.1)
     instead of running beside them."""
     zero_overlaps: bool = True
-    """Gradients and weights are communicated beside passes under ZeRO too. False: with ZeRO, gradients are reduced
-    after the last backward and weights gathered after the step."""
+    """Communication of gradients and weights overlaps with passes under ZeRO too. False: with ZeRO, gradients are
+    reduced after the last backward and weights gathered after the step."""
     sharding_overlaps: bool = False
-    """Sharded gradients (ZeRO 2 and 3) are always reduced beside the backward, and sharded weights (ZeRO 3) always
-    gathered beside the layers before, whatever `overlap_grad_reduce` and `overlap_param_gather` are otherwise."""
+    """Reductions of sharded gradients (ZeRO 2 and 3) always overlap with the backward pass, and gathers of sharded
+    weights (ZeRO 3) with earlier layers, whatever `overlap_grad_reduce` and `overlap_param_gather` say."""
     tp_overlaps: bool = True
-    """Gradients and weights are communicated beside passes under tensor parallelism too. False: with tensor
+    """Communication of gradients and weights overlaps with passes under tensor parallelism too. False: with tensor
     parallelism, all collectives share the stream of the kernels."""
     tp_gradients_wait: bool = False
     """Tensor-parallel ranks reduce the gradient of a product's input after its weight gradient, instead of beside it
     (autograd makes both gradients in one node, and the collective is the next)."""
     contends: bool = True
-    """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
+    """Collectives take multiprocessors from concurrent kernels (`perfmodel.prediction`: kernels slowed by
     communication), where the device's collectives are kernels at all."""
     tp_overlap_copies: bool = False
-    """The device's copy engines carry the ring steps of `tp_overlap`, which so take nothing from the kernels beside
-    them."""
+    """The device's copy engines carry the ring steps of `tp_overlap`, so that concurrent kernels keep all
+    multiprocessors."""
     checks_collectives: CollectiveChecks = "never"
-    """When hosts of a group agree on each collective, over TCP, before they issue it (torch's
-    TORCH_DISTRIBUTED_DEBUG=DETAIL); in `pipelines`: with more than one stage."""
+    """When the hosts of a group check each collective with one another over TCP before they issue it (torch's
+    TORCH_DISTRIBUTED_DEBUG=DETAIL); `pipelines`: only with more than one stage."""
     collective_skew_s: float = 0.0
-    """Spread of the times at which the ranks of a group reach a collective, which waits for the last; what sites add
-    is fitted to runs (`perfmodel.prediction.Site`)."""
+    """Spread of the times at which the ranks of a group reach a collective, which waits for the last; the additional
+    spread of a site is fitted to runs (`perfmodel.prediction.Site`)."""
     tp_overlap_loss: float = 0.0
     """Share of the time of a block's hidden collectives that still lengthens the step, in addition to the slowdown of
     kernels."""
@@ -145,32 +145,33 @@ class MemoryCosts:
     pipeline parallelism, where they have several ranks. 0: `context_bytes` has them."""
     bucket_bytes: float = 320e6
     """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
-    size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
+    size before its buffers were reduced in place); 0 if gradients are reduced in place (Megatron-LM's contiguous
     gradient buffers, without overlap)."""
     step_bytes_per_param: float = 0.0
-    """Bytes per updated parameter that the optimizer's step allocates beside its states, when activations are gone:
-    gradients made fp32, temporaries of an optimizer that is not fused."""
+    """Bytes per updated parameter that the optimizer's step allocates in addition to its states, after activations are
+    freed: gradients made fp32, temporaries of an optimizer that is not fused."""
     step_params: float = inf
     """Parameters of a rank's shard that the step updates at once under ZeRO 3."""
     casts_when_gathered: bool = False
-    """Under ZeRO 3, trained weights are kept in fp32 alone, and made narrow as they are gathered."""
+    """Under ZeRO 3, trained weights are stored only in fp32, and cast to the narrow type when they are gathered."""
     autocast: bool = False
-    """Weights are kept and gathered in fp32, trained or not, and operators cast what they read (torch.autocast). Sums
-    of the residual are of the wider type, so that what full recompute keeps is in fp32 too."""
+    """Weights are kept and gathered in fp32, trained or not, and operators cast their inputs (torch.autocast). The
+    residual stream is of the wider type, so that full recompute saves it in fp32 too."""
     keeps_keys_values: bool = False
     """Layers return their keys and values, which the model's output holds until backward (Transformers' `use_cache`,
     which is on unless a launch or its own gradient checkpointing turns it off). Full recompute does not free them."""
     live_params: float = 0.0
-    """Largest number of parameters that ZeRO 3 keeps gathered after their use. Under full recompute, the backward of a
-    layer of more than half as many gathers again what recompute has used. 0: it keeps none, and what it gathers for a
-    layer's backward serves its recompute too (FSDP)."""
+    """Largest number of parameters that ZeRO 3 keeps gathered after their use. Under full recompute, a layer with more
+    than half as many parameters is gathered once for its recompute and again for its backward. 0: it keeps none, and
+    one gather serves a layer's recompute and backward (FSDP)."""
     fp8_copy_bytes: float = 0.0
-    """Bytes per weight of trained layers that its 8-bit copies take beside it, where products are in 8 bits."""
+    """Bytes that 8-bit copies take for each weight of trained layers, in addition to the weight itself, if products are
+    in 8 bits."""
     frees_gradients: bool = False
     """Gradients are freed between steps instead of set to zero (`zero_grad(set_to_none=True)`); in a step's first
     micro-batch they are allocated while activations are freed."""
     ddp_buckets: bool = False
-    """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
+    """Without ZeRO, torch's DistributedDataParallel also keeps a copy of every gradient in 16-bit buckets."""
     cached_weight_gradients: bool = False
     """Gradients accumulate inside the products, and autograd is handed a dummy of the weight's shape instead, kept for
     each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
@@ -180,7 +181,7 @@ class MemoryCosts:
     """Number of micro-batches per pipeline stage for whose activations every rank except the last reserves memory; 0:
     memory is allocated and freed as passes run."""
     planned_memory: bool = False
-    """Tensors are placed before the run, so that nothing is lost between them (OneFlow, XLA)."""
+    """Memory is planned before the run, so that none is lost to fragmentation (OneFlow, XLA)."""
     memory_margin: float = 0.04
     """Share of device memory lost to fragmentation; a layout must fit into the rest."""
 
@@ -198,7 +199,7 @@ class Capabilities:
     """What the software can run, and which switches a launch has."""
 
     schedules: tuple[str, ...] = ()
-    """Pipeline schedules by their names here (`perfmodel schedules`); empty: every one."""
+    """Pipeline schedules by perfmodel's names (`perfmodel schedules`); empty: every one."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that run without pipeline stages."""
     zero_stages_in_pipelines: tuple[int, ...] = (0, 1, 2, 3)
@@ -226,7 +227,7 @@ class Capabilities:
     offloads_layers: bool | None = None
     """Activations of single layers can be offloaded (`Layout.offload_layers`); None: as `offloads`."""
     pairs_passes: bool = False
-    """A switch runs the exchanges of experts beside the pass of another micro-batch (`Layout.ep_overlap`)."""
+    """A switch overlaps the exchanges of experts with the pass of another micro-batch (`Layout.ep_overlap`)."""
     keeps_fp8_activation_inputs: bool = False
     """A launch may keep inputs of activations in 8 bits (`Job.fp8_activation_inputs`)."""
     layer_graphs: bool = False
@@ -244,7 +245,8 @@ class LaunchDefaults:
     """Defaults of a launch beyond the fields of `Layout` and `Job`."""
 
     zero_in_pipelines: int | None = None
-    """ZeRO stage of pipelines. None: as without a pipeline, or the highest that pipelines take."""
+    """Default ZeRO stage with a pipeline. None: the same as without one, or the highest stage that pipelines can
+    run."""
     pipeline_micro_batch: int | None = None
     """Sequences of a micro-batch in a pipeline; None: as `micro_batch`."""
     micro_batches_per_stage: int = 0

@@ -85,7 +85,7 @@ SCHEDULE_ALIASES: Final = {
     "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipe-v",
 }
-"""Schedules by what papers call them (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW, Narayanan et al.
+"""Schedules by their names in papers (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW, Narayanan et al.
 2021; TiMePReSt's is nF1B) and by the names of `torch.distributed.pipelining`."""
 
 
@@ -151,7 +151,7 @@ def written(value: Any) -> str:
 
 
 _SHORTENED: Final = 5
-"""Equal stages in a row from which on their number is written instead of each of them."""
+"""Number of equal stages in a row from which they are abbreviated, as in `10x14`."""
 
 
 def _in_runs(stages: tuple[Any, ...]) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _key(name: str, raw: str, types: dict[str, Any]) -> str:
 
 
 def _stages(key: str, raw: str) -> tuple[int, ...]:
-    """Numbers of stages, of which `10x14` is fourteen times ten."""
+    """Parse layers per stage, where `10x14` means 14 stages with 10 layers each."""
     stages: list[int] = []
     for part in raw.split("-"):
         # The bound comes before the list is made; a leading zero would make it a hexadecimal number.
@@ -200,7 +200,7 @@ def _stages(key: str, raw: str) -> tuple[int, ...]:
 
 
 def _value(key: str, raw: str, kind: Any) -> Any:
-    """A field's value of the type `kind`, as text states it."""
+    """Parse a field's value of type `kind`."""
     # A schedule may be a path, whose case counts.
     if key == "schedule":
         return schedule_name(raw)

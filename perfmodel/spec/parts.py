@@ -279,7 +279,8 @@ class NarrowEmbedding(Stated):
     width: int
     """Elements of a row."""
     all_tables: bool = False
-    """Positions and segments are as narrow, and what all of them give is normalised before the product (ELECTRA)."""
+    """Positions and segments are equally narrow, and the sum of all embeddings is normalised before the product
+    (ELECTRA)."""
     bias: bool = False
     """The products have biases (ELECTRA; not OPT-350M)."""
 
@@ -297,7 +298,7 @@ class AdaLN(Stated):
     classes: int
     """Classes of images; one more stands for no class (classifier-free guidance)."""
     frequencies: int = 256
-    """Sines and cosines by which a time step is encoded."""
+    """Number of sines and cosines that encode a time step."""
 
     def __post_init__(self) -> None:
         require_whole("adaln", vars(self))

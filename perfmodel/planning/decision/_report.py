@@ -29,9 +29,9 @@ from perfmodel.viz import interactive
 TOP: Final = 100
 """Number of layouts that a search returns for the report, by default."""
 TIMELINES: Final = 3
-"""Layouts, the first, whose timeline is in the page."""
+"""Number of layouts, from the first, whose timeline is in the page."""
 LAUNCHED: Final = 20
-"""Layouts, the first, whose launch files are in the page."""
+"""Number of layouts, from the first, whose launch files are in the page."""
 MOST_OPS: Final = 60_000
 """Most ops of a timeline in the page, at about 40 bytes each."""
 _CALIBRATE: Final = (
@@ -245,7 +245,7 @@ def _account(result: SearchResult) -> dict[str, Any]:
 
 
 def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
-    """What the page says of the job: model, machine and settings that all layouts share."""
+    """Facts about the job on the page: model, machine and settings that all layouts share."""
     levels = problem.cluster.levels
     return {
         "model": problem.model.name,
@@ -261,7 +261,7 @@ def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
 
 
 def _flags(problem: Problem) -> list[str]:
-    """Flags that say a problem of Python to the command line, for names that the catalog has."""
+    """Command-line flags of a problem stated in Python, if the catalog has its names."""
     job, framework = problem.job, problem.framework
     said: dict[str, Any] = {
         "--model": problem.model.name,
@@ -292,7 +292,7 @@ def _flags(problem: Problem) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value of a job's field as `--set` takes it."""
+    """Format the value of a job's field for `--set`."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -301,7 +301,7 @@ def _toml(value: Any) -> str:
 
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
-    """Return those flags of a job, each with its value, that `calibrate` takes too; a job file stands before them."""
+    """Return the flags of a job, with their values, that `calibrate` also accepts; a job file comes first."""
     taken = []
     for flag, value in pairwise(flags):
         if flag in _CALIBRATE:
@@ -310,7 +310,7 @@ def _of_calibrate(flags: Sequence[str]) -> list[str]:
 
 
 def _timeline(problem: Problem, calibration: Path | str | None, prediction: Prediction) -> str:
-    """The page of a layout's timeline; empty where it is too long to be held."""
+    """The page of a layout's timeline; empty if it is too long."""
     shown = explain(step_problem_of(problem, calibration), prediction.layout, timeline=True)
     fits = shown.timeline is not None and shown.timeline.structure.n_ops <= MOST_OPS
     return interactive(shown) if fits else ""

@@ -15,7 +15,7 @@ from perfmodel.units import fit_words
 MOST_EVENTS: Final = 12
 """Most events of the critical path of a layout that a row lists."""
 MOST_SOURCES: Final = 6
-"""Most sources of the error of a layout that a row lists."""
+"""Most sources of error that a row lists for its layout."""
 _SETTINGS: Final = (
     *(d.key for d in DIMENSIONS),
     "vpp",
@@ -103,7 +103,7 @@ def rows(
 
 
 def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list[str]:
-    """Parts of the step that some layout feels: others, below a millionth of it, are left out of the legend."""
+    """Parts of the step that matter for some layout; parts below a millionth of the step are left out of the legend."""
     felt = set()
     for p in predictions:
         felt.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)

@@ -15,13 +15,14 @@ from perfmodel.prediction.composition import derivatives_towards
 from perfmodel.spec import Layout
 
 FACTORS: Final = (0.5, 2**-0.5, 2**0.5, 2.0)
-"""Multiples of a parameter at which step times are worked out."""
+"""Multiples of a parameter at which step times are computed."""
 CHECKED: Final = 16
-"""Layouts, the first, whose step times between the multiples are also worked out, to tell how far these carry."""
+"""Number of layouts, from the first, whose step times are also computed between the multiples, to check the
+interpolation."""
 _BETWEEN: Final = (0.6, 0.85, 1.2)
 _TOGETHER: Final = (0.7, 1.4)
 FELT: Final = 2e-3
-"""Relative change of the step below which a parameter is not felt."""
+"""Relative change of the step below which a parameter has no effect."""
 _STEP: Final = 1e-3
 """Relative change of a parameter in difference quotients of durations; learned prices are of single precision."""
 
@@ -32,7 +33,7 @@ class Knob:
 
     label: str
     settings: tuple[str, ...]
-    """Settings of a `Scenario`, all made the same multiple."""
+    """Settings of a `Scenario` that the knob multiplies together."""
     is_rate: bool = True
     """Whether more of it makes the step shorter."""
 
@@ -58,11 +59,11 @@ class Turned:
     """Step times of layouts relative to those on the unchanged machine, by parameter."""
 
     knobs: tuple[str, ...]
-    """Names of those of `KNOBS` that the machine has."""
+    """Names of the `KNOBS` that the machine has."""
     elasticity: Float[np.ndarray, "layouts knobs"]
     """d log(step time) / d log(parameter), through the timeline."""
     ratio: Float[np.ndarray, "layouts knobs factors"]
-    """Step time at `FACTORS`, over that of the machine as it is."""
+    """Step time at `FACTORS`, relative to that on the unchanged machine."""
     checks: tuple[tuple[dict[str, float], Float[np.ndarray, " checked"]], ...]
     """Multiples of parameters, between `FACTORS` or together, and the ratios of the first layouts there."""
 
@@ -85,7 +86,7 @@ def turned(problem: StepProblem, layouts: Sequence[Layout], report: Report = lam
     base_s = evaluate(problem, layouts).step_time_s
 
     def ratios_in(scenario: Scenario, count: int) -> Float[np.ndarray, " count"]:
-        """Step times of the first layouts in a scenario, over those on the machine as it is."""
+        """Step times of the first layouts in a scenario, relative to those on the unchanged machine."""
         changed = model_in_scenario(problem, scenario)
         return evaluate(changed, layouts[:count]).step_time_s / base_s[:count]
 

@@ -26,7 +26,7 @@ class Severity:
     """A fault at one severity."""
 
     description: str
-    """Such as `at 25 % of its bandwidth`."""
+    """The severity in words, such as `at 25 % of its bandwidth`."""
     weight: float
     """How likely this severity is if the fault occurs."""
     step_s: float
@@ -39,7 +39,7 @@ class Severity:
     clock_share: float = 1.0
     """Clock of all devices relative to the usual one."""
     peak_bytes: Mapping[str, float] | None = None
-    """Peak of memory by counter; None where the fault leaves it as it is."""
+    """Peak of memory by counter; None if the fault does not change it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ _JOB_SETTINGS: Final = (
     ),
 )
 _BETWEEN: Final = 4
-"""Parts into which the way from one severity to the next is divided."""
+"""Number of steps in which severities between two predicted ones are interpolated."""
 _LEAST_EFFECT: Final = 0.005
 """Least effect of a fault that is worth naming, relative to the step."""
 _SYNC_PARTS: Final = ("data_parallel_communication_exposed",)
@@ -323,7 +323,7 @@ def _machine_fault(
 
 
 def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Severity, ...]:
-    """Severities between those that were predicted, as a step can be much longer at one than at the next.
+    """Interpolate severities between the predicted ones, whose steps can differ greatly in length.
 
     Between two, times follow a power of the value, and weights a straight line.
     """
@@ -366,7 +366,7 @@ def _between(low: float, high: float, at: float) -> float:
 def _setting_fault(
     problem: StepProblem, layout: Layout, setting: _SettingFault, small_batch: int | None
 ) -> Fault | None:
-    """Predict the step of a problem and layout that have the setting already; None where they cannot have it."""
+    """Predict the step of a problem and layout to which the setting was applied; None if they cannot run with it."""
     try:
         check_layout(problem.model, problem.cluster, problem.job, layout)
         changed = explain(problem, layout)
@@ -394,7 +394,7 @@ def _setting_fault(
 
 
 def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
-    """A loader that every step waits for; how long, nothing in the script tells.
+    """A data loader that every step waits for, at several waiting times, because the script states none.
 
     Args:
         expected_s: the step that does not wait.

@@ -11,7 +11,7 @@ from perfmodel.spec.notation import written
 
 _OF_JOB: Final = ("global_batch", "seq_len")
 _DEGREES: Final = ("tp", "pp", "cp", "ep", "dp")
-"""Settings that make it another job; the values in the log are predicted."""
+"""Settings that define the job; where log and script differ, the log's values are predicted."""
 _OPTIONS: Final = (
     "sequence_parallel",
     "overlap_grad_reduce",
@@ -19,10 +19,10 @@ _OPTIONS: Final = (
     "tp_overlap",
     "recompute",
 )
-"""Settings of the same job; their cost is reported as a cause."""
+"""Options of the job; where log and script differ, the cost is reported as a cause."""
 _SHARDED: Final = ("overlap_param_gather",)
 _FLOPS_RANGE: Final = (0.65, 1.55)
-"""FLOPs of a token as the log counts them over the model's own, within which conventions of counting explain it."""
+"""Range of the log's FLOPs per token relative to the model's that different ways of counting can explain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class WhatRan:
     intended: Layout
     """The script's layout, with the structure that ran."""
     options: Mapping[str, Any]
-    """Options that ran otherwise than in the script, by field of the layout."""
+    """Options whose values in the log differ from the script's, by field of the layout."""
     contradictions: tuple[Contradiction, ...]
 
     @property
@@ -103,7 +103,7 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
 
 
 def _matters(name: str, layout: Layout) -> bool:
-    """Whether a setting changes anything for a layout of these degrees."""
+    """Whether a setting has an effect on a layout with these degrees."""
     if name in ("sequence_parallel", "tp_overlap"):
         return layout.tp > 1
     if name in _SHARDED:
@@ -121,7 +121,7 @@ def _with_batch(problem: Problem, stated: Mapping[str, Any]) -> Problem:
 
 
 def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> Layout:
-    """The layout with the degrees that ran; the replicas follow from the devices where the log does not say them."""
+    """The layout with the degrees that ran; if the log does not state the replicas, they follow from the devices."""
     changes = {name: stated[name] for name in (*_DEGREES, "micro_batch") if name in stated}
     changes = {name: value for name, value in changes.items() if value != getattr(layout, name)}
     devices = stated.get("devices", layout.devices)

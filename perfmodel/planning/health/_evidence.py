@@ -9,31 +9,32 @@ from perfmodel.ingest.logs import ClockRange, PhaseTimer
 from perfmodel.planning.health._causes import DATA_LOADING, SLOW_RANK, Fault, Severity
 
 _NO_FAULT_WEIGHT: Final = 3.0
-"""Prior weight of a run without any fault, beside the faults' own."""
+"""Prior weight of a run without any fault, relative to the faults' priors."""
 _LEAST_DEVIATION: Final = 0.03
 """Least standard deviation of a log step time: no two runs of one site are nearer."""
 _SHARE_DEVIATION: Final = 0.3
 """Standard deviation of the share of the excess that a timer shows."""
 _SYNC_DEVIATION: Final = 0.5
-"""Standard deviation of log(measured / predicted) seconds of gradient synchronisation. How much of it hides is known
-less well than a whole step, so that only a factor of several speaks."""
+"""Standard deviation of log(measured / predicted) seconds of gradient synchronisation. The overlapped share is known
+less well than a whole step, so only a ratio of several counts as evidence."""
 _LEAST_SYNC: Final = 0.02
 """Share of the step below which synchronisation is noise; added to both sides of that ratio."""
 _WAITS_ON_ONE_RANK: Final = 0.95
-"""Probability that a rank is not the slow one itself."""
+"""Probability that the rank in the log is one that waits for the slow rank."""
 _BATCH_DEVIATION: Final = 0.05
-"""Standard deviation of the log of how much longer a step takes with the final batch than with the smallest. What a
-site has of its own cancels out, so that this is narrower than a step's interval."""
+"""Standard deviation of the log of how much longer a step takes with the final batch than with the smallest. A site's
+own speed cancels out, so that this is narrower than a step's interval."""
 _TAIL_SHARE: Final = 0.1
 _TAIL_WIDTH: Final = 6.0
 """Share of logs whose timers or batches are off for other reasons, and how much wider they scatter."""
 _JUMP_DEVIATION: Final = 0.05
-"""Standard deviation of the log of how much longer steps become at a jump: what a site has of its own cancels out."""
+"""Standard deviation of log(step after a jump / step before it); a site's own speed cancels out."""
 _SPREAD_DEVIATION: Final = 0.06
 _SPREAD_DEVIATION_IN_PIPELINES: Final = 0.15
-"""Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ by themselves."""
+"""Standard deviation of log(slowest / fastest rank's compute time); stages of a pipeline differ even in healthy
+runs."""
 _PASSES_DEVIATION: Final = 0.1
-"""Standard deviation of the log of the share of a step that passes take: what a site has of its own cancels out."""
+"""Standard deviation of the log of the passes' share of a step; a site's own speed cancels out."""
 _CLOCK_DEVIATION: Final = 0.12
 """Standard deviation of log(highest clock of the devices / boost clock): power limits lower healthy clocks too."""
 _CLOCK_SPREAD_DEVIATION: Final = 0.03
@@ -180,7 +181,8 @@ def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | No
 
 
 def _of_batches(observed: Observed, severity: Severity | None) -> float:
-    """How the step grows with the batch: slow links cost once a step, slow hosts and devices in every micro-batch."""
+    """Likelihood of the step's growth with the batch: slow links cost once a step, slow hosts and devices in every
+    micro-batch."""
     if observed.batch_ratio is None or observed.expected_small_batch_s is None:
         return 1.0
     expected = observed.expected_s / observed.expected_small_batch_s
@@ -190,7 +192,7 @@ def _of_batches(observed: Observed, severity: Severity | None) -> float:
 
 
 def _of_sync(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Seconds of reductions and gathers of weights, measured beside those that a fault leads to."""
+    """Likelihood of the measured seconds of reductions and gathers of weights under a fault."""
     if observed.sync_s is None:
         return 1.0
     expected_s = observed.expected_sync_s
@@ -227,7 +229,7 @@ def _of_communication(observed: Observed, expected_s: float, waiting_s: float) -
 
 
 def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Share of the step that passes take: slow hosts and clocks lengthen them, slow links what is beside them."""
+    """Likelihood of the passes' share of the step: slow hosts and clocks lengthen passes, slow links the rest."""
     if observed.passes_ratio is None:
         return 1.0
     step_ratio = passes_ratio = 1.0
@@ -247,7 +249,7 @@ def _of_passes(observed: Observed, fault: Fault | None, severity: Severity | Non
 
 
 def _of_clocks(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Clocks of a straggler detector: low on one device, on all, or as they should be."""
+    """Likelihood of the clocks that a straggler detector reports: low on one device, on all, or normal."""
     if observed.clocks is None or observed.clocks.least_hz <= 0:
         return 1.0
     clocks = observed.clocks
@@ -266,13 +268,13 @@ def _normal(distance: float, deviation: float) -> float:
 
 
 def _heavy_tailed(distance: float, deviation: float) -> float:
-    """A normal density with a wide tail: what no fault of the list explains should not make any of them certain."""
+    """A normal density with a wide tail, so that an observation which no fault explains makes none of them certain."""
     wide = _normal(distance, _TAIL_WIDTH * deviation)
     return (1 - _TAIL_SHARE) * _normal(distance, deviation) + _TAIL_SHARE * wide
 
 
 def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """One slow device computes longer than the fastest; all other faults leave the ranks alike."""
+    """Likelihood of the spread of compute times: one slow device spreads them, other faults slow all ranks alike."""
     timer = observed.timers.get("compute", observed.timers.get("forward"))
     if timer is None or timer.least_s <= 0 or timer.least_s == timer.most_s:
         return 1.0
@@ -284,7 +286,7 @@ def _of_compute_spread(observed: Observed, fault: Fault | None, severity: Severi
 
 
 def _of_timer_shares(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
-    """Timers show which share of the excess is in waits for other ranks, and in data."""
+    """Likelihood of the shares of the excess that timers show in waits for other ranks and for data."""
     excess_s = observed.excess_s
 
     # Shares of a tiny excess are noise.
@@ -312,7 +314,7 @@ def _of_share(share: float, expected: float) -> float:
 
 
 def _of_memory(observed: Observed, severity: Severity | None) -> float:
-    """A setting that changes the memory is only likely where the log's peak has changed with it."""
+    """Likelihood of the log's peak memory: a setting that changes memory must also have changed this peak."""
     if observed.peak_bytes is None or not observed.expected_peak_bytes:
         return 1.0
     expected = observed.expected_peak_bytes

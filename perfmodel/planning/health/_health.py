@@ -41,7 +41,7 @@ from perfmodel.units import GIB
 
 NAMED_CAUSES: Final = 3
 _UNUSUAL: Final = 0.9
-"""Share of sites than which a run is slower, from which it is called unusual."""
+"""A run that is slower than this share of sites is called unusual."""
 _CERTAIN: Final = 0.8
 _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
@@ -49,9 +49,9 @@ _LEAST_PROBABILITY: Final = 0.01
 _WORTH_NAMING: Final = 0.01
 """Share of the step that a cause has to explain to be named."""
 _FULL: Final = 0.95
-"""Share of the device's memory from which the allocator has to look for room."""
+"""Share of the device's memory above which the allocator may have to free memory first."""
 _GOOD_SITE: Final = 1.2815515655446004
-"""90 % quantile of the normal distribution: the best tenth of sites."""
+"""90 % quantile of the standard normal distribution, for the best tenth of sites."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class RunHealth:
     series: StepSeries = field(repr=False)
     """Step times of the log, without warm-up, and its stalls."""
     excess_share: float
-    """Measured usual step over the predicted one, less 1."""
+    """Measured usual step relative to the predicted one, minus 1."""
     slower_than: float
     """Share of known sites of this kind that are faster with this job, by the prediction's interval."""
     healthy: bool
@@ -371,7 +371,8 @@ def _small_batch(series: StepSeries, problem: StepProblem, layout: Layout) -> _E
 
 
 def _timers(log: TrainingLog, global_batch: int, expected: Prediction) -> dict[str, PhaseTimer]:
-    """Timers of the log, in the phases of other frameworks where DeepSpeed divides a step differently."""
+    """Timers of the log; those of DeepSpeed, which divides a step differently, are converted to the phases of other
+    frameworks."""
     timers = dict(log.timers)
     if log.format != "deepspeed":
         return timers

@@ -113,7 +113,7 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
 
 
 def _bits(measurement: Measurement, weight: Mapping[str, float]) -> float:
-    """Entropy of the outcome: what it says of the cause, as each cause has one outcome."""
+    """Entropy of the outcome, which is the information about the cause, because each cause has one outcome."""
     # Causes with equal outcomes cannot be told apart by this measurement: add their weights.
     by_outcome: dict[str, float] = defaultdict(float)
     total = sum(weight.values())

@@ -16,9 +16,9 @@ _REPORTED: Final[tuple[StallKind, ...]] = ("checkpoint", "evaluation")
 LEAST_STEPS: Final = 3
 """Fewest lines about steps after the warm-up from which anything can be concluded."""
 _WARM: Final = 1.15
-"""Times the usual step from which the first steps still warm up."""
+"""The first steps are warm-up as long as they exceed the usual step by this factor."""
 _WINDOW: Final = 15
-"""Lines over which the usual step is taken."""
+"""Number of lines over which the median step is taken."""
 _STALL_DEVIATIONS: Final = 6.0
 _STALL_SHARE: Final = 0.08
 """A line is a stall if it exceeds its neighbours by this many robust standard deviations and by this share of the
@@ -32,7 +32,8 @@ _LEAST_DRIFT: Final = 0.02
 _LEAST_DRIFT_LINES: Final = 12
 _CERTAIN_Z: Final = 3.0
 _SMALL_BATCH: Final = 0.75
-"""Largest share of the final batch at which an earlier batch shows which part of a step does not depend on it."""
+"""Largest share of the final batch at which an earlier, smaller batch shows which part of a step does not depend on the
+batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Stalls:
     seconds_per_step: float
     """Total seconds of the stalls divided by the number of steps."""
     every: int | None
-    """Steps between one and the next, where that is regular."""
+    """Steps from one stall to the next, if they are regular."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +231,8 @@ def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
 
 
 def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:
-    """Lines at the beginning that are still slower than the run; the first line always is, as it holds compilation."""
+    """Number of lines at the beginning that are slower than the rest; the first line always counts, because it includes
+    compilation."""
     # The second half of the log is warm.
     later_s = float(np.median(seconds[len(seconds) // 2 :]))
     slow = seconds > _WARM * later_s
@@ -242,7 +244,7 @@ def _pauses(
     seconds: Float[np.ndarray, " lines"],
     covered: Float[np.ndarray, " lines"],
 ) -> Float[np.ndarray, " lines"]:
-    """Seconds before each line that its steps do not account for, by the clock of the log; 0 without a clock."""
+    """Seconds of pause before each line, by the clock of the log, beyond the time of its steps; 0 without a clock."""
     elapsed_s = np.diff(clock_s, prepend=clock_s[:1])
     pause_s = elapsed_s - seconds * covered
 
@@ -272,7 +274,7 @@ def _stalls(
     total_steps: float,
     save_every: int | None,
 ) -> tuple[Stalls, ...]:
-    """Stalls by what the log reports beside them; what it does not explain is periodic or irregular."""
+    """Stalls by the event that the log reports with them; those without an event are periodic or irregular."""
     stalled = lost_s > 0
     stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
@@ -300,7 +302,7 @@ def _lines_beside(
     steps: np.ndarray,
     covered: Float[np.ndarray, " lines"],
 ) -> Bool[np.ndarray, " lines"]:
-    """Lines between which and the line before them the log reports an event of a kind.
+    """Mark the lines for which the log reports an event of a kind since the previous line.
 
     What stops the training there makes the later of the two lines late.
     """

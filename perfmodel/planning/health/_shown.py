@@ -35,7 +35,7 @@ class Cause:
     explains_s: float
     """Seconds of the mean step that it would explain."""
     probability: float
-    """1 where the log itself shows it."""
+    """Probability of the cause; 1 if the log itself shows it."""
     evidence: str
     """Observations that speak for the cause."""
     remedy: str
@@ -157,7 +157,7 @@ _OPTION_CAUSES: Final[Mapping[str, str]] = {
 
 
 def option_causes(problem: StepProblem, job: WhatRan, expected: Prediction) -> list[Cause]:
-    """Options that ran otherwise than in the script, by what they cost together."""
+    """Causes from options whose values differ between log and script, with their total cost."""
     if not job.options:
         return []
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Numbered layouts: grids joined end to end, without choices of which no layout fits."""
+    """Numbered layouts: the grids one after another, without choices that never fit."""
 
     costs: tuple[GridCosts, ...]
     bound_s: Float[np.ndarray, " layouts"]
@@ -49,7 +49,7 @@ class Candidates:
         return np.array(peaks, float)
 
     def distinct(self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]) -> Int[np.ndarray, " kept"]:
-        """Positions of layouts that are not equivalent to one earlier in the order of preference.
+        """Positions of layouts, in order of preference, without those equivalent to an earlier one.
 
         Layouts are equivalent if they differ only in recompute or offload, which cost time and save memory, or in
         options without effect: same degrees, micro-batch and pipeline, and equal prices.
@@ -151,7 +151,7 @@ class Candidates:
 def _recomputes_no_more(
     choices: Sequence[RecomputeChoice],
 ) -> Bool[np.ndarray, "choices choices"]:
-    """Whether the choice of the column recomputes nothing that the choice of the row does not."""
+    """Whether everything that the choice of the column recomputes is also recomputed by the choice of the row."""
     # Modes are ordered by how much they recompute. `full` covers any number of layers in full.
     mode = np.array([("none", "selective", "full").index(choice.recompute) for choice in choices])
     full = np.full(len(choices), np.inf)
@@ -197,12 +197,12 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
 
 
 def _spread(cost: GridCosts, values: np.ndarray) -> np.ndarray:
-    """A value per memory state as one per layout of the grid."""
+    """Expand values per memory state to values per layout of the grid."""
     return np.broadcast_to(cost.spread(values), cost.grid.shape)
 
 
 def _column(cost: GridCosts, name: str) -> Float[np.ndarray, "..."]:
-    """A quantity of a grid's layouts, along the axes of the grid that it depends on."""
+    """A quantity of a grid's layouts, with the grid axes that it depends on."""
     grid = cost.grid
     match name:
         case "memory_bytes":

@@ -99,7 +99,8 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
 
 
 def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]:
-    """Modes that differ for a model's blocks, with each number of layers that are recomputed in full beside them."""
+    """Recompute modes that differ for a model's blocks, combined with each number of layers that are recomputed in
+    full."""
     modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
     for mode in modes:
         # Full recompute leaves no layers over to recompute in full, so that it is combined with
@@ -110,8 +111,8 @@ def _recomputes(space: SearchSpace, cut: "Divided") -> Iterator[RecomputeChoice]
 
 
 class _Runnable:
-    """Choices of layouts that a framework runs. Each axis is judged by its own fields (`Framework.refused`): what it
-    cannot run depends on no others but whether a degree is above one."""
+    """Choices of layouts that a framework can run. Each axis is judged by its own fields (`Framework.refused`), because
+    refusals depend on other fields only by whether a degree is above one."""
 
     def __init__(self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]) -> None:
         self._framework = framework
@@ -235,7 +236,7 @@ def _pipelines(
 
 
 def _unschedulable(model: Model, job: Job, layout: Layout, layers: int, riders: int) -> Rejection | None:
-    """Why a layout's schedule cannot run, if so; one with chunks of its own has to have a layer in every stage."""
+    """Why a layout's schedule cannot run, or None; schedules that fix their chunks need a layer in every stage."""
     # Bidirectional and V-shaped schedules fix the number of chunks by themselves.
     scheduler = get_schedule(layout.schedule)
     if scheduler.chunks and layers:
@@ -286,7 +287,7 @@ def _sequence_parallel(
     degrees: Layout,
     divided: Callable[[Shard], "Divided | Rejection"],
 ) -> tuple[bool, ...]:
-    """The values that differ: a model without a sequence has the same blocks with and without."""
+    """Values of sequence parallelism that differ; a model without a sequence has the same blocks with either."""
     either = [divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)]
     alike = all(isinstance(division, Divided) for division in either) and either[0] == either[1]
     return (False,) if alike and False in space.sequence_parallel else space.sequence_parallel
@@ -299,7 +300,7 @@ def _states(
     layers: int,
     rejected: Counter[Rejection],
 ) -> Iterator[StateChoice]:
-    """Yield the choices of ZeRO, overlap and offload beside some degrees.
+    """Yield the choices of ZeRO, overlap and offload that some degrees can have.
 
     Choices with offloaded layers occur without a pipeline only; the caller combines them with no recompute.
     """
@@ -343,7 +344,8 @@ def _few_enough(
     pp: int,
     layers: int,
 ) -> Bool[np.ndarray, "pipelines recomputes"]:
-    """Whether a choice recomputes fewer layers than the fullest stage has (all of them is a choice of its own)."""
+    """Whether a choice recomputes fewer layers than the fullest stage has (recomputing all of them is a separate
+    choice)."""
     # Layers per stage are even, with the remainder on the first stages: ceil(layers / stages) in
     # the fullest.
     stages = []
@@ -365,11 +367,12 @@ class Divided:
     riders: int
     """Ends of the model that can be a stage without a layer."""
     recompute: dict[str, str]
-    """Mode -> the first that is the same for these blocks (without attention there is nothing to select)."""
+    """Each recompute mode -> the first mode that is equivalent for these blocks (without attention there is nothing to
+    select)."""
 
 
 def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:
-    """The blocks of a shard, or why the model cannot be divided so."""
+    """The blocks of a shard, or why the model cannot be divided in this way."""
     try:
         blocks = shard_blocks(setting, shard, 1)
     except LayoutError as error:

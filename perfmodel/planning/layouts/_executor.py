@@ -70,7 +70,8 @@ def _map_in_processes(pool: ProcessPoolExecutor, function: Callable[[Any], Any],
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes that start meanwhile ignore interrupts from their first moment on; this one hears them afterwards.
+    """Make processes that start within this context ignore interrupts from the beginning; this process receives them
+    afterwards.
 
     What a process ignores is inherited (a mask alone is not enough, as `multiprocessing` unblocks signals for its own
     helper); while they are blocked, interrupts of this one are kept.

@@ -24,12 +24,12 @@ from perfmodel.units import GIB
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
 """Multiples of the number of devices that are tried."""
 NEAR: Final = 64
-"""Device counts and batches up to so far away are tried where nothing divides."""
+"""Device counts and batches up to this distance are tried if no layout divides them."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change that makes the request possible; the others stay as they are."""
+    """One change that alone makes the request possible."""
 
     what: str
     """The change in words."""
@@ -169,7 +169,7 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 
 
 def _loosened_constraints(question: Question, goal: Goal, executor: Executor) -> Iterator[Change]:
-    """Thresholds of single constraints that some layout meets beside all others."""
+    """Thresholds of single constraints that some layout meets together with all other constraints."""
     for which, constraint in enumerate(goal.constraints):
         remaining = goal.constraints[:which] + goal.constraints[which + 1 :]
         least_violation = replace(goal, objective=_violation(constraint), constraints=remaining)
@@ -233,12 +233,12 @@ def _none(name: str) -> Any:
 
 
 def _up(value: float) -> float:
-    """Rounded up to four digits, and above the value."""
+    """Round up to four digits, to a number above the value."""
     return _rounded(value, ceil, 1e-6)
 
 
 def _down(value: float) -> float:
-    """Rounded down to four digits, and below the value."""
+    """Round down to four digits, to a number below the value."""
     return _rounded(value, floor, -1e-6)
 
 
@@ -277,7 +277,7 @@ def _freed(question: Question, name: str) -> Change:
 
 
 def _moved(question: Question, target: Question) -> Question:
-    """`target`, with the default space there but for what is restricted here."""
+    """The question moved to `target`, with its default space except for the fields restricted here."""
     # Default values depend on devices and batch, so that they are those of the target. What the
     # user restricted or freed stays.
     restricted = {name: getattr(question.space, name) for name in _restricted(question)}

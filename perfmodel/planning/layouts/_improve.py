@@ -29,9 +29,9 @@ from perfmodel.prediction import Prediction, StepProblem
 from perfmodel.spec import Framework, Layout
 
 MOST: Final = 4
-"""Layouts whose stages are cut anew (a second or two each), the most promising by their bounds."""
+"""Most layouts whose stages are divided anew (a second or two each); those with the best bounds are taken."""
 MOST_ON_KINDS: Final = 16
-"""Layouts whose stages are cut anew on nodes of several kinds, where the cut decides more."""
+"""The same number on nodes of several kinds, where the division matters more."""
 WORTH: Final = 1e-3
 """Share of the best value that a bound must promise."""
 SAME: Final = 1e-9
@@ -46,7 +46,7 @@ class Ranking:
     value: Float[np.ndarray, " layouts"]
     """Values of the objective, as it is minimised."""
     bound_s: Float[np.ndarray, " layouts"]
-    """No layout of the degrees, micro-batch and schedule of this one takes a shorter step."""
+    """Lower bound on the step time of every layout with these degrees, micro-batch and schedule."""
 
     @property
     def step_s(self) -> Float[np.ndarray, " layouts"]:
@@ -104,10 +104,10 @@ class Improvement:
     """The layout with even stages that the cuts replace."""
     result: PartitionResult
     how: str
-    """Method that the cuts come from, in words."""
+    """Method that found the cuts, in words."""
     buckets: BucketResult | None = None
-    """Gradient buckets of one size that a launch may state for the new layout, where these were looked for. Predictions
-    and the ranking assume the usual ones."""
+    """Gradient buckets of one size that a launch can state for the new layout, if they were searched. Predictions and
+    the ranking assume the default buckets."""
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
@@ -268,8 +268,8 @@ def launchable_cuts(question: Question, goal: Goal, improved: Improved) -> Ranki
 
 
 def _launchable(framework: Framework, layout: Layout) -> bool:
-    """Whether a framework runs a layout whose stages were cut anew; none of the catalog takes other numbers of layers
-    to recompute stage by stage."""
+    """Whether a framework can run a layout whose stages were divided anew; none in the catalog accepts a separate
+    number of recomputed layers per stage."""
     by_stage = len(set(layout.recompute_full_layers or ())) > 1
     return not framework.refused(layout) and not (by_stage and framework.name != "generic")
 
@@ -288,7 +288,7 @@ def _bases(layouts: Sequence[Layout]) -> list[Layout]:
 def _one_of_each_schedule(
     promising: Sequence[tuple[float, Layout]],
 ) -> list[tuple[float, Layout]]:
-    """Ordered by bounds, but those of different schedules in turn: bounds of some schedules are looser."""
+    """Order layouts by bounds, alternating between schedules, because the bounds of some schedules are looser."""
     # Bounds of some schedules are looser than others', so that an order by bound alone would
     # spend all tries on one schedule.
     rank_in_schedule: Counter[str] = Counter()
@@ -300,7 +300,7 @@ def _one_of_each_schedule(
 
 
 def _value_at(goal: Goal, similar: Prediction, layout: Layout, step_s: float) -> float:
-    """About what the objective is of a layout that takes so long; constraints are left out."""
+    """Approximate objective of a layout with this step time, without constraints."""
     if not np.isfinite(step_s):
         return np.inf
 

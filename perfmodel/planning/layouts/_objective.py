@@ -68,7 +68,7 @@ class Objective:
 
 
 ROUNDING: Final = 1e-4
-"""Evaluation and bounds are of single precision: so much (relative) is left between them."""
+"""Relative margin between evaluations and bounds, both of which have single precision."""
 STEP_TIME: Final = Objective.parse("step_time")
 
 
@@ -170,7 +170,7 @@ class Goal:
         return np.where(np.isnan(value), np.inf, value)
 
     def can_hold(self, constraint: Constraint, quantity: Quantity) -> np.ndarray:
-        """Tell for which layouts a constraint can hold."""
+        """Return for which layouts a constraint can hold."""
         return constraint.lhs(quantity).can_be(constraint.sign, constraint.rhs(quantity))
 
     def named_quantities(self, prediction: Prediction) -> dict[str, float]:
@@ -211,8 +211,8 @@ class Score:
         return np.where(np.isfinite(self.candidates.bound_s), value, np.inf)
 
     def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
-        """Layouts whose value may be as low as `worst`; if times do not affect it, only those with a step that is no
-        longer."""
+        """Layouts whose value may be as low as `worst`; if the step time does not affect the value, only those whose
+        step is also as short."""
         if self.goal.objective.timed:
             # Formulas of bounds allow for rounding already (`Goal.before`); plain step times do
             # not.

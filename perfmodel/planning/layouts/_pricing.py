@@ -28,7 +28,7 @@ from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Layout
 
 AT_ONCE: Final = 32
-"""Layouts whose stages are cut before bounds are compared again."""
+"""Number of layouts whose stages are cut before bounds are compared again."""
 
 
 def price(
@@ -150,13 +150,14 @@ def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]
 
 
 def _in_order(schedule: str, ranks: int) -> bool:
-    """Whether every pipeline rank holds one stage, in order, that no other holds."""
+    """Whether pipeline ranks hold one stage each, in order and without copies."""
     scheduler = get_schedule(schedule)
     return scheduler.stage_map(ranks, scheduler.chunks_for(1)).tolist() == [[rank] for rank in range(ranks)]
 
 
 def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
-    """The space without what is not searched; full recompute and layers recomputed in full are found stage by stage."""
+    """The space without the fields that dynamic programming decides: full recompute and the layers recomputed in full
+    of each stage."""
     searched = {
         "vpp": tuple(n for n in space.vpp if n == 1),
         "order": tuple(order for order in space.order if order.endswith("pp")),

@@ -34,13 +34,13 @@ class Quantities:
 
     step_problem: "StepProblem"
     tariff: Tariff
-    """Complete."""
+    """Tariff, completed from the catalog."""
     column: Callable[[str], Float[np.ndarray, " layouts"]]
-    """Values that are known of each layout: `DEGREES` and `memory_bytes`."""
+    """Values of each layout that are known before evaluation: `DEGREES` and `memory_bytes`."""
     step_s: Interval
     busy_s: Callable[[], Interval]
-    """Seconds of a step in which the compute stream of a device is busy, mean over devices; asked for only where
-    it matters."""
+    """Seconds of a step in which the compute stream of a device is busy, mean over devices; a function, because it is
+    rarely needed."""
 
     @cached_property
     def tokens_per_step(self) -> float:
@@ -49,7 +49,7 @@ class Quantities:
 
     @property
     def _share(self) -> float:
-        """Steps that what is paid for takes: training on `tokens`, or a million tokens."""
+        """Number of steps that cost and energy are stated for: training on `tokens`, or on a million tokens."""
         return (self.tariff.tokens or MILLION) / self.tokens_per_step
 
     def __call__(self, name: str) -> Interval:

@@ -20,9 +20,10 @@ from perfmodel.prediction import Prediction, explain
 from perfmodel.prediction.memory import fit_probabilities
 
 FIRST_SOUGHT: Final = 16
-"""Number of layouts below the memory limit that are examined first. It is quadrupled until one of them will do."""
+"""Number of layouts below the memory limit that are examined first. It is quadrupled until one of them is likely to
+fit."""
 SMALLEST: Final = 512
-"""Layouts of the least memory, among which the likeliest to fit is looked for."""
+"""Number of layouts with the least memory, among which the likeliest to fit is chosen."""
 
 
 def recommend(

@@ -31,12 +31,12 @@ class Beyond:
     layout: Layout
     """The best of even stages, which the framework cannot run."""
     notation: str
-    """The layout in the framework's notation, all the same."""
+    """The layout in the notation of the framework."""
     value: float
     """Value of the objective."""
     step_time_s: float
     gain: float
-    """Gain in the objective, relative to the best layout that the framework can run; infinite where it can run none."""
+    """Gain in the objective relative to the best layout that the framework can run; infinite if it can run none."""
     cannot_run: tuple[str, ...]
     """Sentences about the parts of the layout that the framework cannot run."""
 
@@ -62,7 +62,7 @@ class EvaluatedLayouts:
     step_time_s: Float[np.ndarray, " evaluated"]
     """Step times of all evaluated layouts, the best first (ascending, unless the objective is another)."""
     alike: int = 0
-    """Evaluated layouts that are one with a better one, see `Candidates.distinct`."""
+    """Evaluated layouts that are equivalent to a better one (see `Candidates.distinct`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ class Recommendation:
     """The layout to try first."""
 
     prediction: Prediction | None = None
-    """The best layout that fits with a probability of at least `min_fit`, which may be slower than all that are shown;
-    the one that fits most likely where none does; None where there is no layout."""
+    """The best layout that fits with a probability of at least `min_fit`, which may be slower than all layouts shown;
+    if there is none, the layout most likely to fit; None without any layout."""
     value: float = float("nan")
     """The objective of the layout."""
     min_fit: float = MIN_FIT
@@ -85,9 +85,10 @@ class Progress:
     complete: bool = True
     """False if the search was interrupted; it then has the best layouts so far."""
     unresolved: int = 0
-    """Layouts that an interrupt left, and whose bound does not rule out that they are better than the best found."""
+    """Number of layouts not evaluated because of an interrupt that may still be better than the best found, by their
+    bounds."""
     unsearched: tuple[int, ...] = ()
-    """Global batches that an interrupt left, of which nothing is known."""
+    """Global batches that were not searched because of an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class SearchResult:
     """Other quantities of each layout: those that objective and constraints name, and money and energy if the tariff
     has their prices."""
     lower_bound: float = 0.0
-    """No value of the objective in the space is better."""
+    """Bound on the objective: no layout in the space has a better value."""
     constraints: tuple[str, ...] = ()
     framework: str = "generic"
     """Framework that all tried layouts run on, unless the space says `any_framework`."""
@@ -132,7 +133,7 @@ class SearchResult:
     bounds_s: tuple[float, ...]
     """A lower bound on the step time of each layout, from its passes and collectives alone."""
     rejections: dict[Rejection, int]
-    """Why combinations are not ranked -> how many, the most first."""
+    """Number of combinations that are not ranked, by reason, the most frequent first."""
     evaluation: EvaluatedLayouts
     """All layouts, with the step times of those that were evaluated."""
     lower_bound_s: float
@@ -217,7 +218,7 @@ class SearchResult:
 
     @property
     def _interrupted(self) -> str:
-        """Say what is certain after an interrupt."""
+        """State in words what is proved after an interrupt."""
         progress = self.progress
         if progress.unsearched:
             batches = ", ".join(map(str, progress.unsearched))
@@ -354,7 +355,8 @@ def _finite(value: float) -> float | None:
 
 
 def _recommended_of_batches(results: Sequence[SearchResult], objective: Objective) -> SearchResult | None:
-    """The batch whose recommended layout is the best of those that fit likely enough, or else the likeliest to fit."""
+    """The batch with the best recommended layout among those that are likely to fit, or else with the layout most
+    likely to fit."""
 
     def order(result: SearchResult) -> tuple[bool, float, float]:
         # Batches with a layout that fits likely enough come first, by value; the others by how

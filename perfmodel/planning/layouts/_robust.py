@@ -20,10 +20,10 @@ would take half a second of every search."""
 MOST_STORED: Final = 40
 """Dimensions of the longest sequence in the file."""
 RESOLUTION: Final = 2.0**-30
-"""Distance of neighbouring values of SciPy's Sobol points."""
+"""Distance between neighbouring values of SciPy's Sobol points."""
 TINY: Final = 1e-12
 TIE: Final = 0.05
-"""Layouts one of which is better with a probability this near one half are tied."""
+"""Two layouts are tied if the probability that one is better is this close to one half."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Robustness:
     best: Float[np.ndarray, " layouts"]
     """Probability that each layout is the best of these."""
     regret: Float[np.ndarray, " layouts"]
-    """Expected loss against the best of these layouts, as a share of the slower of both, so that no unlikely site
+    """Expected loss against the best of these layouts, as a share of the slower one's step, so that no unlikely site
     dominates."""
     upper: Float[np.ndarray, " layouts"]
     """The objective at the upper end of the layout's 90 % interval."""
@@ -128,7 +128,8 @@ def square_root(
 def mixture_draws(
     root: Float[np.ndarray, "nodes rows columns"], weight: Float[np.ndarray, " nodes"]
 ) -> Float[np.ndarray, "draws rows"]:
-    """Draws of root w with w standard normal, identical at every call; an additional dimension chooses the node."""
+    """Draws of root w with w standard normal, identical at every call; an additional dimension chooses the node of the
+    mixture."""
     from scipy.special import ndtr
 
     if len(weight) == 1:
@@ -180,6 +181,6 @@ def _values(
     predictions: Sequence[Prediction],
     step_s: Float[np.ndarray, "draws layouts"],
 ) -> Float[np.ndarray, "draws layouts"]:
-    """The objective of layouts whose steps take otherwise; constraints are held by the predictions."""
+    """The objective of layouts with other step times; whether constraints hold is judged by the predictions."""
     formula = goal.objective.formula(goal.of(predictions, Interval.exactly(step_s)))
     return np.broadcast_to(formula.lo, step_s.shape)

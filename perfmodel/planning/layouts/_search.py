@@ -69,11 +69,11 @@ from perfmodel.prediction import explain
 from perfmodel.spec import Cluster, Framework, Job, Model, Problem
 
 POOL = 64
-"""Layouts, the best, whose stages may be worth cutting anew."""
+"""Number of the best layouts whose stages may be worth dividing anew."""
 ROBUST_POOL = 24
-"""Layouts, the best, among which a robust order chooses."""
+"""Number of the best layouts that a robust order ranks."""
 NUMBERING = 2
-"""Rises whenever layouts of the same question get other numbers."""
+"""Version of the numbering of layouts; raised whenever the same question numbers its layouts differently."""
 
 
 @shows_progress("search")
@@ -180,7 +180,7 @@ def search(
 def _search_in_turn(
     questions: Sequence[Question], goals: Sequence[Goal], options: SearchOptions, report: Report
 ) -> list[SearchResult]:
-    """Results of one question after the other, up to an interrupt; at least one."""
+    """Results of one question after another, up to an interrupt; always at least one result."""
     results: list[SearchResult] = []
     with open_executor(options.workers, options.dask) as executor:
         for question, goal in zip(questions, goals, strict=True):
@@ -203,7 +203,7 @@ def _search_in_turn(
 
 
 def _resume_file(question: Question, options: SearchOptions) -> Path | None:
-    """The file that a question is resumed from: of several batches each has its own, as a file belongs to one."""
+    """The file that a question is resumed from; with several batches, each has its own file."""
     if not options.resume:
         return None
     file = Path(options.resume)
@@ -221,7 +221,7 @@ def _search(
     file: Path | None,
     report: Report,
 ) -> SearchResult:
-    """The best layouts of one question, of which those above `cutoff` need not be found."""
+    """The best layouts of one question; those above `cutoff` may be left out."""
     started = time.perf_counter()
 
     # A resume file belongs to one question: to the values that its step times follow from, not to the
@@ -359,7 +359,8 @@ def _candidates(
     rejected: Counter[Rejection],
     report: Report,
 ) -> Candidates:
-    """Every possible layout with its memory and bound; where the step time alone ranks, those among the best."""
+    """Every possible layout with its memory and bound, or, if only the step time ranks, those that may be among the
+    best."""
     every = options.every or not goal.plain or question.space.fewer_devices
     try:
         return price(question, rejected, report, None if every else wanted)
@@ -375,7 +376,7 @@ def _explained(
     strict: bool,
     report: Report,
 ) -> Ranking:
-    """Layouts of even stages, or of those that the framework cuts by itself, predicted in full."""
+    """Full predictions of layouts with even stages, or with the stages that the framework chooses."""
     # Grids hold even stages; frameworks that balance stages by cost are explained with their cut.
     report("explain", 0, len(numbers))
     layouts = [question.as_run(layout) for layout in candidates.layouts(numbers)]
@@ -392,7 +393,7 @@ def _improved(
     method: str,
     report: Report,
 ) -> Improved:
-    """The best layouts with their stages cut anew where that may pay."""
+    """The best layouts, with their stages divided anew where that may help."""
     framework = question.problem.framework
     takes_other_cuts = framework.capabilities.uneven_stages and not framework.launch.stages_by_cost
     cuts_stages = takes_other_cuts or question.space.any_framework
@@ -419,7 +420,8 @@ def _improved(
 def _certain(
     question: Question, score: Score, evaluated: Evaluated, ranked: Ranking
 ) -> tuple[float, float, Float[np.ndarray, " left"]]:
-    """Return lower bounds over the space, of value and step time, and the bounds that an interrupt left open.
+    """Return lower bounds of value and step time over the space, and the bounds of layouts that an interrupt left
+    unevaluated.
 
     A lower bound is the least of what was evaluated and of the bounds of what was not. Stages cut anew may be faster
     than both.
@@ -441,7 +443,7 @@ def _certain(
 
 
 def _count_rejected(rejected: Counter[Rejection], goal: Goal, score: Score, evaluated: Evaluated) -> None:
-    """Add the possible layouts that are not ranked: evaluated in vain, or not at all."""
+    """Count the possible layouts that are not ranked, evaluated or not."""
     # These were evaluated in full and turned out to violate a constraint.
     failed = len(evaluated.number) - int(np.isfinite(evaluated.value).sum())
     if failed:

@@ -31,13 +31,13 @@ _VALUES = {
     "etp": (None, 1),
     "offload_layers": _OFFLOADED_LAYERS,
 }
-"""Values that fields which are no switches may be let free to."""
+"""Values that a search tries for varied fields that are not switches."""
 _LONG_SEQUENCE: Final = 16384
 """Tokens from which context parallelism is offered."""
 MOST_SHOWN: Final = 12
-"""Values of one dimension that a text names."""
+"""Most values of one dimension that a text lists."""
 LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
-"""Schedules that a larger `vpp` makes another of: by the name in a space that of their layouts."""
+"""Schedules that become another one with `vpp` above 1: name in a space -> name in such layouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class SearchSpace:
     ep: tuple[int, ...]
     """Expert-parallel degrees."""
     etp: tuple[int | None, ...] = (None,)
-    """Expert tensor-parallel degrees; models without experts take the first alone."""
+    """Expert tensor-parallel degrees; models without experts use only the first."""
     vpp: tuple[int, ...]
     """Model chunks per pipeline rank (interleaved schedules)."""
     micro_batch: tuple[int, ...]
@@ -69,18 +69,18 @@ class SearchSpace:
     recompute: tuple[str, ...] = ("none", "selective", "full")
     """Modes of recompute."""
     recompute_full_layers: tuple[PerStage, ...] = (None,)
-    """Numbers of layers that are recomputed in full beside every other mode, at most one for each
+    """Numbers of layers that are recomputed in full while the others follow `recompute`
     (`Layout.recompute_full_layers`)."""
     sequence_parallel: tuple[bool, ...] = (True, False)
     """Whether norms are sharded along the sequence over tensor-parallel ranks."""
     overlap_grad_reduce: tuple[bool, ...] = (True,)
-    """Whether gradients are reduced beside backward passes."""
+    """Whether gradient reductions overlap with backward passes."""
     overlap_param_gather: tuple[bool, ...] = (True,)
-    """Whether weights are gathered beside forward passes."""
+    """Whether weight gathers overlap with forward passes."""
     tp_overlap: tuple[bool, ...] = (False,)
-    """Whether tensor-parallel collectives run beside products."""
+    """Whether tensor-parallel collectives overlap with matrix products."""
     offload: tuple[bool, ...] = (False,)
-    """Whether activations go to the host in pipelines; layouts without a pipeline take the first alone."""
+    """Whether activations go to the host in pipelines; layouts without a pipeline use only the first."""
     offload_layers: tuple[int, ...] = (0,)
     """Numbers of layers whose activations go to the host; above 0 only without a pipeline and without recompute."""
     order: tuple[str, ...] = (Layout().order,)

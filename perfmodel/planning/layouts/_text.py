@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
 
 Column = Callable[[int, "Prediction"], str]
-"""(place, prediction) -> cell."""
+"""Function of place and prediction that returns a cell."""
 NARROW: Final = 100
-"""Columns of a terminal, below which a table keeps the most telling figures alone."""
+"""Width of a terminal below which a table keeps only the most important figures."""
 _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "step_time": ("step", duration),
     "memory": ("GiB", lambda v: f"{v / GIB:.1f}"),
@@ -30,7 +30,7 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "tokens_per_s_per_device": ("tokens/s/device", lambda v: f"{v:,.0f}"),
     "devices": ("devices", lambda v: f"{v:.0f}"),
 }
-"""Objectives and quantities, without the unit in their name -> head of a column, and how its figures are written."""
+"""Heading and number format of a column, by the name of the objective or quantity without its unit."""
 
 
 def print_search(
@@ -135,7 +135,7 @@ def _columns(result: "SearchResult", is_wide: bool) -> "dict[str, Column]":
 
 
 def _ranking(console: "Console", result: "SearchResult", run: Sequence[str]) -> None:
-    """Print a row per ranked layout, with the columns that this search has something to tell of."""
+    """Print a row per ranked layout, with the columns that apply to this search."""
     columns = _columns(result, is_wide=console.width >= NARROW)
     rows = []
     for i, p in enumerate(result.layouts):
@@ -153,7 +153,8 @@ def _ranking(console: "Console", result: "SearchResult", run: Sequence[str]) -> 
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
-    """Return columns for what layouts differ in beyond their notation, and what objective and constraints name."""
+    """Return columns for facts beyond the notation in which layouts differ, and for quantities named by objective and
+    constraints."""
     from perfmodel.planning.layouts import OBJECTIVES
 
     more: dict[str, Column] = {}
@@ -221,7 +222,7 @@ def _facts(p: "Prediction") -> tuple[str, str]:
 
 
 def _account(console: "Console", result: "SearchResult") -> None:
-    """Print how it was searched, and why other layouts are not ranked."""
+    """Print the method of the search, and why other layouts are not ranked."""
     cuts = [improvement.result for improvement in result.improvements]
     for improvement in result.improvements:
         cut = improvement.result
@@ -258,7 +259,7 @@ def _account(console: "Console", result: "SearchResult") -> None:
 
 
 def _changes(improvement: "Improvement") -> str:
-    """Write what an improvement changed of its layout with even stages."""
+    """Describe what an improvement changed in its layout with even stages."""
     texts = []
     for name, (before, after) in improvement.changed.items():
         if name == "partition":
@@ -290,7 +291,7 @@ def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequenc
 
 
 def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
-    """Head of the column of a quantity, and how its figures are written."""
+    """Heading and number format of a quantity's column."""
     plain = name
     for unit in ("_bytes", "_s", "_j", "_w"):
         plain = plain.removesuffix(unit) if name not in _UNITS else name

@@ -79,9 +79,9 @@ FIRST_BATCH = 64
 """Layouts evaluated before a bound can rule any out; more if more results are wanted."""
 BATCH = 256
 NEAR = 8
-"""A variant may rule out this many times `BATCH` of the layouts with the lowest bounds at once."""
+"""Variants are checked for this many times `BATCH` layouts with the lowest bounds at once."""
 PART = 1024
-"""Layouts among which the least bound is taken together."""
+"""Number of layouts in a block with a common lower bound."""
 _NEVER = (np.inf, np.inf)
 SHARES = 4
 """Parts of a batch for each worker, so that a slow one does not hold up the others."""
@@ -99,7 +99,7 @@ class Evaluated:
     distinct: Int[np.ndarray, " kept"]
     """Places of the layouts that do not repeat a better one (`Candidates.distinct`)."""
     dominated: Int[np.ndarray, " dominated"]
-    """Layouts that no bound rules out, but a variant does (`Candidates.dominated`)."""
+    """Layouts that only a variant rules out, not their bound (`Candidates.dominated`)."""
     complete: bool
     """Whether bounds rule out every layout that was not evaluated; False after an interrupt."""
 
@@ -259,7 +259,7 @@ def evaluate_some(
 
 
 def _shares(layouts: Sequence[Layout], workers: int) -> list[list[int]]:
-    """Layouts dealt out so that those of one program stay together: what is found does not depend on the number
+    """Divide layouts among workers so that those of one program stay together; the result does not depend on the number
     of workers."""
     if workers == 1:
         return [list(range(len(layouts)))]

@@ -102,7 +102,7 @@ class Expression:
 
     text: str
     tree: ast.expr = field(compare=False)
-    """Parsed text. The text alone tells formulas apart, since nodes are never equal."""
+    """Parsed text. Formulas are compared by their text, because nodes are never equal."""
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Expression":
@@ -176,7 +176,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _checked(node: ast.expr, text: str, names: tuple[str, ...]) -> ast.expr:
-    """The node, if it and all below it are of the language."""
+    """Return the node after checking that it and all nodes below it belong to the language."""
     match node:
         # `bool` is an `int` in Python and would pass as a number below.
         case ast.Constant(value=bool()):
@@ -245,7 +245,7 @@ def _value(node: ast.expr, quantity: Quantity) -> Interval:
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A product in which an end that is 0 stays 0 beside one that is infinite."""
+    """Product of two ends of intervals, where 0 times infinity is 0."""
     with np.errstate(invalid="ignore"):
         # 0 times infinity is NaN in floating point. Here an infinite end stands for arbitrarily
         # large finite values, whose product with 0 is 0.

@@ -25,12 +25,12 @@ from perfmodel.prediction.composition import shared_errors
 from perfmodel.prediction.sites import CLASSES, KERNEL_FACTORS, SitePrior, class_of
 
 TOLD: Final = tuple(name for name in CLASSES if name != "other")
-"""Classes of events whose seconds a profile shows; the rest follows from them and the step."""
+"""Most classes of events whose seconds a profile shows separately; the rest follows from them and the step."""
 KINDS: Final = ("run", "profile", "two runs")
 """Kinds of measurements. Among measurements of equal value the first kind is ranked first: it needs a single run and no
 profiler."""
 _ALIKE: Final = 0.01
-"""Share of the present regret within which savings are alike."""
+"""Savings within this share of the present regret count as equal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Observation:
     places: tuple[int, ...]
     """Places of the layouts that are run."""
     slopes: Float[np.ndarray, "nodes observations sources"]
-    """Change of every figure that it shows per unit of every source, at every node of the site's scales."""
+    """Change of every measured figure per unit of every source of error, at every node of the site's scales."""
     noise: Float[np.ndarray, "nodes observations"]
     """Standard deviations of the part that the sources do not explain."""
 
@@ -56,7 +56,8 @@ class MeasurementValue:
     places: tuple[int, ...]
     """Places of the layouts that are run, among those that are chosen from."""
     regret: float
-    """Expected log of the step time of the layout chosen after the measurement, relative to the shortest one."""
+    """Expected log of the chosen layout's step time relative to the shortest one, if the choice is made after the
+    measurement."""
     moves: float
     """Probability that the measurement changes which layout is chosen."""
     instead: int | None
@@ -69,7 +70,7 @@ class MeasurementValues:
 
     layouts: tuple[Prediction, ...]
     regret: float
-    """Regret (`MeasurementValue.regret`) expected if the layout of the least predicted step is chosen now."""
+    """Regret (`MeasurementValue.regret`) expected if the layout with the shortest predicted step is chosen now."""
     best: Float[np.ndarray, " layouts"]
     """Probability of each layout to be the fastest."""
     worth: tuple[MeasurementValue, ...]
@@ -282,7 +283,7 @@ def _shown_covariance(observation: Observation) -> Float[np.ndarray, "nodes obse
 def expected_least(
     mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
-    """Return the expected minimum of mean + drawn, and each layout's probability to be the minimum.
+    """Return the expected minimum of mean plus draws, and each layout's probability to be the minimum.
 
     Draws come in mirrored pairs, so that shifts common to all layouts cancel and the expected minimum never exceeds the
     minimum of `mean`.

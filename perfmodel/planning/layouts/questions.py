@@ -24,7 +24,7 @@ class Context(NamedTuple):
 
     problem: Problem
     calibration: Path | None
-    """Directory of the weights; None for those that the package has."""
+    """Directory of the weights; None for the shipped weights."""
     scenario: Scenario
     """Changes of the machine."""
     kernels: PricesKernels | None
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def context(self) -> Context:
-        """Everything that the step model follows from."""
+        """Everything that determines the step model."""
         return Context(
             problem=self.problem,
             calibration=self.calibration,

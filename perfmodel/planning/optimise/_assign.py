@@ -18,7 +18,7 @@ class Assignment:
     value_s: float
     """Seconds of the busiest device."""
     lower_bound_s: float
-    """The solver's bound on it over all assignments."""
+    """The solver's lower bound on the value over all assignments."""
 
     @property
     def gap(self) -> float:

@@ -20,10 +20,10 @@ from perfmodel.spec import Layout
 from perfmodel.timeline import makespan
 
 _FASTER: Final = 4.0
-"""Factor on bandwidths that separates the part of a transfer that they shorten from its latency."""
+"""Factor on bandwidths by which transfers are divided into latency and a part that shrinks with bandwidth."""
 _SAME_SHARE: Final = 1e-6
 _LEAST: Final = 0.05
-"""Share that every link keeps."""
+"""Least share of every link."""
 _DATA_PARALLEL: Final = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)
 
 

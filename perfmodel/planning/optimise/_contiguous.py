@@ -15,12 +15,12 @@ from perfmodel.errors import PerfModelError
 
 Table = Float[np.ndarray, "kinds stages cuts cuts"]
 Used = tuple[int, ...]
-"""Devices of each kind that some of the stages take."""
+"""Number of devices of each kind that the stages so far use."""
 _BATCH: Final = 16
 """Thresholds tried at once."""
 _EQUAL: Final = 1e-12
 _NOTHING: Final = -1e300
-"""Below every cost: what the stages after the last need."""
+"""A cost below all others, for the stages after the last."""
 
 
 class NothingFitsError(PerfModelError):
@@ -52,7 +52,7 @@ class Cuts:
 
 
 class _Interval(NamedTuple):
-    """Maxima of `largest` between those of two cuts of the front, among which a better cut may lie."""
+    """Range of maxima of `largest` between two cuts of the front, in which a better cut may lie."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ class _Interval(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """How the best sums of some stages came about, for every threshold and number of layers."""
+    """Back-pointers of the best sums of some stages, for every threshold and number of layers."""
 
     first: Int[np.ndarray, "thresholds cuts"]
     """First layer of the last stage."""
@@ -164,7 +164,8 @@ def _least_sums(
     thresholds: Float[np.ndarray, " thresholds"],
     supply: tuple[int, ...],
 ) -> list[Cuts | None]:
-    """Return for each threshold the cuts of least sum whose maximum is no larger; None where there are none."""
+    """Return for each threshold the cuts with the least sum among those whose maximum does not exceed it; None if there
+    are none."""
     _, stages, cuts, _ = added.shape
     limits = thresholds[:, None, None]
     start = np.full((len(thresholds), cuts), np.inf)
@@ -214,7 +215,7 @@ def _traced(
     total: float,
     largest: Table,
 ) -> Cuts:
-    """The cuts behind a value, walked back from the last layer."""
+    """Trace the cuts of a value back from the last layer."""
     used = supply
     end = largest.shape[-1] - 1
     sizes: list[int] = []
@@ -235,7 +236,7 @@ def _traced(
 
 
 def _one_more(used: Used, supply: tuple[int, ...]) -> Iterator[tuple[int, Used]]:
-    """Kinds of which a device is left, and the devices used with it."""
+    """Yield the kinds with a free device, and the devices used once it is taken."""
     for kind, n in enumerate(supply):
         if used[kind] < n:
             yield kind, tuple(u + (k == kind) for k, u in enumerate(used))

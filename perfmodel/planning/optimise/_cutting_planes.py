@@ -22,7 +22,7 @@ from perfmodel.planning.optimise._variables import Polytope
 from perfmodel.timeline import makespan_lanes_and_grad
 
 _GAP: Final = 1e-3
-"""Between bound and value: no more planes are needed."""
+"""Relative distance between bound and value at which no more planes are needed."""
 _NOISE: Final = 0.01
 _LANES: Final = 64
 _SAFE: Final = 1e-6
@@ -31,7 +31,7 @@ _SAFE: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """A lower bound, and the best values found on the way."""
+    """A lower bound, and the best values found while computing it."""
 
     lower_bound: float
     values: dict[str, np.ndarray]
@@ -79,7 +79,8 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
 
 
 def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[np.ndarray, "planes 1+unknowns"]:
-    """Value at the origin, and gradient, of every distinct path that is critical under a little noise."""
+    """Value at the origin and gradient of every distinct path that is critical when durations are slightly
+    perturbed."""
     values = {name: jnp.asarray(value, float) for name, value in at.items()}
 
     # A path that is critical under 1 % of noise is nearly critical without it. Its plane is valid

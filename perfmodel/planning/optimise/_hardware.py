@@ -41,7 +41,7 @@ class Design:
     even_s: tuple[float, ...]
     """Step times if all parameters grow by the same factor within the same budget."""
     priced: int
-    """How often a run's events were priced on another machine."""
+    """Number of times that a run's events were priced on another machine."""
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
 
 MOST_CUTS: Final = 200
-"""Ways to cut, with orders of the kinds, that are all tried where dynamic programming does not apply."""
+"""Most combinations of cuts and orders of kinds that are all tried where dynamic programming does not apply."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PartitionResult:
     """Uneven stages, with their step time and bound."""
 
     prediction: Prediction
-    """The best layout that was met; its `layout.partition` and `layout.recompute_full_layers` are the answer."""
+    """The best layout found; its `layout.partition` and `layout.recompute_full_layers` are the answer."""
     given_s: float | None
     """Step time of the layout as it was given; None where it does not fit into memory."""
     certificate: Certificate
@@ -238,8 +238,8 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
 
 
 def _few_cuts(base: Layout) -> list[Layout]:
-    """All cuts of a layout's layers, with each kind of nodes in one piece, where these are few: where what is sent
-    differs from cut to cut, moves of layers stop too early."""
+    """All cuts of a layout's layers, with each kind of nodes in one piece, if they are few. They are needed where the
+    transfers differ between cuts, because single moves of layers then stop too early."""
     sizes = base.partition or ()
     orders = list(dict.fromkeys(in_pieces(base.kinds)))
     if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
@@ -294,8 +294,8 @@ def balanced(
 
 
 def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
-    """The layout with its partition written out, the bases of all others, and the stages' costs on each base by its
-    recompute; no costs where dynamic programming does not apply."""
+    """The layout with its explicit partition, the base layouts of all other partitions, and the costs of stages on each
+    base by recompute; no costs where dynamic programming does not apply."""
     (batch,) = layout_batches(problem, [layout])
     if batch.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")

@@ -32,9 +32,9 @@ T = TypeVar("T")
 CutOnKinds = tuple[tuple[int, ...], PerRank]
 """Layers of every stage, and the kind of nodes that it lies on (None where nodes are alike)."""
 FRONT: Final = 8
-"""Cuts of the exact front that are evaluated."""
+"""Number of cuts of the exact front that are evaluated."""
 MOST_ORDERED: Final = 4
-"""Kinds of nodes of which all orders in one piece each are tried."""
+"""Most kinds of nodes for which all orders, each kind in one piece, are tried."""
 _ROUNDS: Final = 40
 
 
@@ -121,7 +121,7 @@ class KindCosts:
 
 
 def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:
-    """Join the costs of stages each of which lies on a kind of its own: stage s on the kind of `costs[s]`."""
+    """Join the costs of stages on different kinds: stage s has the costs `costs[s]` of its kind."""
     columns = []
     for field in fields(StageCosts):
         columns.append(np.stack([getattr(on_kind, field.name)[stage] for stage, on_kind in enumerate(costs)]))
@@ -227,7 +227,7 @@ class Descent(Generic[T]):
 
     best: T
     value: float
-    """Value of the best."""
+    """Value of the best member."""
     evaluated: int
     """Members that were evaluated on the way, the best among them."""
 

@@ -50,7 +50,7 @@ class Relaxation:
 
     variables: Mapping[str, Variable]
     program: CompiledStructure | Span
-    """The program; or several of them, and how the step follows from them."""
+    """The program, or several programs with the function that gives the step from them."""
     durations: Callable[[Values], Float[Array, " classes"]]
     """Seconds of the program's classes from unknowns and constants by name, as JAX can trace."""
     constants: Values = field(default_factory=dict)
@@ -175,7 +175,7 @@ def objective_at(problem: Relaxation, values: Values) -> float:
 def _evaluated_starts(
     form: StaticArgs, values: Values, constants: Values
 ) -> tuple[Float[Array, " starts"], Float[Array, " starts"]]:
-    """Makespans, and by how much each start breaks the worst limit (0: it keeps all)."""
+    """Makespans, and the largest violation of a limit by each start (0 if all limits hold)."""
 
     def at_values(values: Values) -> tuple[Array, Array]:
         everything = {**values, **constants}
@@ -194,7 +194,7 @@ def _descend(
     steps: int,
     learning_rate: float,
 ) -> dict[str, Array]:
-    """Adam on all starts; every few steps the multipliers of the limits take up what is still broken."""
+    """Run Adam on all starts; every few steps the multipliers of violated limits are raised."""
     # Searches import this module, but few of them relax anything.
     import optax
 
@@ -255,7 +255,8 @@ def _descend(
 
 
 def _over_starts(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
-    """Return `function` over all starts. One alone is not batched: the evaluator runs a single lane much faster."""
+    """Return `function` over all starts. A single start is not batched, because the evaluator is much faster without a
+    batch."""
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)
     return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))

@@ -33,9 +33,9 @@ _OF_SIZE: Final = (
     Kind.SEND_FORWARD,
     Kind.SEND_BACKWARD,
 )
-"""Kinds whose time depends on the size of their micro-batch."""
+"""Kinds of operations whose time depends on the size of their micro-batch."""
 _LARGEST: Final = 16
-"""Sequences of a micro-batch that are tried."""
+"""Most sequences of a micro-batch that are tried."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MicroBatchResult:
     """Sequences of each micro-batch, in the order in which they enter the pipeline."""
     step_time_s: float
     uniform_s: float
-    """Step time with micro-batches of equal size, in the same number."""
+    """Step time with the same number of micro-batches of equal size."""
     best_uniform_s: float
     """Step time with equal sizes of any number that fits."""
     best_uniform: int
@@ -189,13 +189,13 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
 
 
 def _of_sizes(constants: Values, sizes: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
-    """`_durations` of whole sizes, many at once, in double precision."""
+    """Durations for many sets of whole sizes at once, in double precision."""
     return _between(np, constants, np.minimum(sizes[:, constants["of"]], constants["sizes"][-1]))
 
 
 def _between(xp: Any, constants: Values, size: Any) -> Any:
-    """Seconds of classes whose micro-batches have some size [..., classes], between those of the sizes that are known,
-    by `jax.numpy` or `numpy`."""
+    """Interpolate the seconds of classes for micro-batch sizes [..., classes] between the known sizes, with `jax.numpy`
+    or `numpy`."""
     sizes, by_size = constants["sizes"], constants["by_size"]
 
     # Linear interpolation between the two nearest sizes that are priced.
@@ -219,9 +219,9 @@ def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
 Sizes = tuple[tuple[int, ...], ...]
 """Layers of every bucket of every stage, in model order; the last of a stage is reduced first."""
 NUMBERS: Final = (1, 2, 4, 8)
-"""Buckets of a stage that are tried where layers move between them."""
+"""Numbers of buckets per stage that are tried when layers move between buckets."""
 MOST_BUCKETS: Final = 16
-"""Buckets of a stage that are tried where all are of one size."""
+"""Most buckets per stage that are tried when all have one size."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def launchable_buckets(problem: StepProblem, layout: Layout) -> BucketResult:
 
 
 def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
-    """Buckets of so many layers, filled from the last layer on; those that are left over at the end are empty."""
+    """Buckets with this many layers, filled from the last layer on; the remaining buckets are empty."""
     # A stage with nothing but the embedding or the head has no layer to put into a bucket.
     filled = max(1, -(-layers // size))
     first = layers - size * (filled - 1)
@@ -312,7 +312,7 @@ def _filled(layers: int, size: int, number: int) -> tuple[int, ...]:
 
 
 def _reducing(problem: StepProblem, layout: Layout) -> LayoutBatch:
-    """The layout's batch, which overlaps gradient reductions with backward.
+    """Return the layout as a batch, after checking that it overlaps gradient reductions with backward passes.
 
     Raises:
         LayoutError: it does not.

@@ -227,14 +227,14 @@ def shares_of_stages(share: Float[Array, ""], layers: Float[Array, " stages"]) -
 
 
 def _numbers(full_layers: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
-    """Layers that recompute in full, written out `n` times where one number, or none, stands for all."""
+    """Layers that recompute in full, one number for each of `n` stages, also if one number or None holds for all."""
     if full_layers is None:
         return (0,) * n
     return full_layers if len(full_layers) == n else full_layers[:1] * n
 
 
 def _parameters(values: Values) -> StepParameters:
-    """Parameters of a step at some unknowns; those that are no unknowns stay as they are."""
+    """Parameters of a step at some values of the unknowns; all other parameters stay unchanged."""
     x: StepParameters = values["nominal"]._replace(layers=values["layers"])
     if "micro_batch" in values:
         x = x._replace(micro_batch=values["micro_batch"][0])
@@ -256,7 +256,7 @@ class _Durations:
 
 @dataclass(frozen=True)
 class _Step:
-    """The step at a micro-batch size between those that the programs are of."""
+    """The step at a micro-batch size between those of the programs."""
 
     programs: Programs
 
@@ -271,7 +271,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _MemoryLimit:
-    """Every rank's peak may be what its device can use."""
+    """The limit that no rank's peak exceeds its device's usable memory."""
 
     memory: Memory
 

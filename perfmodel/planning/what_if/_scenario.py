@@ -56,7 +56,7 @@ _KINDS: Final = {
     "memory_bytes": "memory",
     "power_limit": "power",
 }
-"""Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of parameters by the end of their names."""
+"""Kind of quantity (`perfmodel.units.QUANTITY_KINDS`) of a parameter, by the ending of its name."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def parse_setting(text: str) -> Setting:
 
 
 def _with_unit(name: str, raw: str) -> float:
-    """A value that is written with its unit, in SI units.
+    """Parse a value with its unit into SI units.
 
     Raises:
         PerfModelError: a parameter without a unit, or a unit of another quantity.

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _STEP = 0.01
-"""Relative change by which sensitivities are taken."""
+"""Relative change of a parameter for finite differences."""
 _HELD_BACK = 0.02
 """Share of the step that a power limit must take to be named."""
 _HIDDEN = 1e-3
 """A delay is hidden as long as the step grows by no more than this share."""
 
 MOST_POINTS: Final = 10_000
-"""Most points of a sweep: each is a step time of its own."""
+"""Most points of a sweep, each of which needs a separate evaluation."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class WhatIf:
     fits_probability_before: float
     """Probability that every rank fits into its device's memory (`Prediction.fits_probability`)."""
     fits_probability_after: float
-    """Probability of that in the scenario."""
+    """The same probability in the scenario."""
     sensitivity: dict[str, float]
     """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step 0.3 % shorter."""
     notes: tuple[str, ...] = ()
@@ -270,7 +270,7 @@ def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
 
 
 def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " classes"]:
-    """Factors of the classes: those that run on the rank's compute stream take longer."""
+    """Factors on the classes' durations: those on the slow rank's compute stream take longer."""
     # A class of passes belongs to one stage, so that stretching the classes of a rank's compute
     # stream slows this rank alone.
     on_rank = structure.stream == rank * N_STREAMS + Stream.COMPUTE
