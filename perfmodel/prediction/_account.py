@@ -39,15 +39,15 @@ ABLATIONS: Final[tuple[str, ...]] = (
     "pipeline_communication_exposed",
     "host_copies_exposed",
 )
-"""Activities in the order in which they are taken out of a step, one after another: what the step shortens by is the
-cost of each. The first two are no events of their own but parts of the optimizer and of passes."""
+"""Activities in the order in which they are removed from a step. The cost of each is the time by which the step then
+becomes shorter. The first two are not events but parts of the optimizer and of passes."""
 
 _COMMUNICATION = tuple(dict.fromkeys(d.name for d in DIMENSIONS if d.shards_blocks))
 """Dimensions whose collectives run inside passes."""
 
 
 class Part(IntEnum):
-    """Parts of a pass, beside the collectives of `_COMMUNICATION`, which have the places after RECOMPUTE."""
+    """Parts of a pass. The collectives of `_COMMUNICATION` have the places after RECOMPUTE."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -175,9 +175,9 @@ class _Program:
     weight: float
     """Weight of its makespan in the step time."""
     durations_s: dict[str, Float[np.ndarray, " classes"]]
-    """For each of `ABLATIONS` durations of the classes without it and without those before it."""
+    """Durations of the classes without each of `ABLATIONS` and those before it."""
     felt: frozenset[str]
-    """Activities without which any class takes another time."""
+    """Activities whose removal changes the duration of some class."""
     passes_s: Float[np.ndarray, "ranks parts"]
     """Weighted seconds of a step on every rank's compute stream by `Part`."""
     optimizer_s: Float[np.ndarray, " ranks"]
@@ -230,7 +230,7 @@ class _Program:
 
 
 def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, float], dict[str, float]]:
-    """What each of `ABLATIONS` costs the step, and the step time without it and those before it.
+    """The cost of each of `ABLATIONS`, and the step time without it and those before it.
 
     Args:
         step_s: the step time with all of them.
@@ -289,7 +289,8 @@ def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np
 
 @session_cached
 def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
-    """Seconds of every phase of every block by part; of a pair's collectives only what outlasts the kernels.
+    """Seconds of every phase of every block by part; for paired passes, only the time by which collectives outlast
+    kernels.
 
     Together they are what passes last, but for what a step costs beyond its events.
     """

@@ -1,4 +1,4 @@
-"""Times of the phases of a layout's blocks, and the casts to few bits that pay."""
+"""Times of the phases of a layout's blocks, and the share of casts to 8 or 4 bits that saves time."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -26,7 +26,7 @@ from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, storage_dtype
 
 _HALVINGS: Final = 12
-"""Halvings of the range in which the share of casts that pay is searched."""
+"""Bisection steps in the search for the share of casts that saves time."""
 
 
 def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, slices: int = 1) -> BlockTimes:
@@ -53,7 +53,8 @@ def block_times(problem: StepProblem, layout: Layout, variant: Variant = PLAIN, 
 def _times_of(
     problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int, combined: bool
 ) -> BlockTimes:
-    """`block_times` by exactly what it depends on, so that layouts which differ in anything else share a result."""
+    """`block_times` with only the arguments that it depends on, so that layouts which differ in others share a
+    result."""
     blocks = placed_events(problem.setting, placed, slices, index)
     blocks = blocks if combined else blocks.alone
     framework, device = problem.adjusted_framework, problem.cluster.device
@@ -103,7 +104,7 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     events_of: Callable[[ShardBlocks], BlockEvents],
 ) -> Float[np.ndarray, " blocks"]:
-    """Share of each block's casts, the largest, with which none of its phases takes longer than in 16 bits.
+    """Largest share of each block's casts with which none of its phases takes longer than in 16 bits.
 
     Args:
         times: of the events where all operands are cast.

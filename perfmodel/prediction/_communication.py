@@ -56,7 +56,7 @@ class StageEvents:
     index: Int[np.ndarray, "stages segments"]
     """Event of every stage and segment, `NO_EVENT` for none; one segment where stages have but one event."""
     times: Int[np.ndarray, "stages segments"]
-    """How often it occurs there."""
+    """Number of occurrences of each event there."""
 
 
 @dataclass(eq=False)
@@ -217,7 +217,7 @@ def _add_sends(
 
 @dataclass(frozen=True, eq=False)
 class EventClasses:
-    """Which classes contain which events between blocks, as a sparse matrix."""
+    """Sparse matrix of the events between blocks that each class contains."""
 
     ops: tuple[Op, ...]
     """Distinct events."""

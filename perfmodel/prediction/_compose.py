@@ -170,7 +170,7 @@ def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: Shar
 
 @session_cached
 def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateLayout) -> PlacedBlocks:
-    """One object for equal blocks on equal ranks: the events between blocks are kept by it."""
+    """Return one object for equal blocks on equal ranks, because it is the cache key of the events between blocks."""
     return PlacedBlocks(blocks, ranks, states)
 
 
@@ -272,7 +272,7 @@ def _event_classes(
 def _entries(
     setting: Setting, program: PartitionedProgram, placed: PlacedBlocks
 ) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
-    """Distinct events between blocks, and for each occurrence its class and which event it is."""
+    """Distinct events between blocks, and the class and event of each occurrence."""
     events = _events_between(setting, program, placed)
     class_index, op_index = event_entries(program.structure, events)
     return tuple(events.ops), class_index, op_index

@@ -20,7 +20,7 @@ from perfmodel.spec import Layout
 
 
 class StepProgram(NamedTuple):
-    """A program that is all of one layout's step, or one of those that make it up."""
+    """A program that makes up all or a part of one layout's step."""
 
     timed: TimedProgram
     """The program with the durations of its classes."""

@@ -26,7 +26,7 @@ from perfmodel.spec.notation import PerRank
 from perfmodel.timeline import CompiledStructure, ProgramBatch, makespan, makespan_and_grad, makespan_many
 
 PART_OPS: Final = 1_500_000
-"""Ops of programs that are evaluated in one call: some 20 ms of loops."""
+"""Most ops that are evaluated in one call, which takes about 20 ms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
 
 
 def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
-    """Groups of programs joined for evaluation, in parts of about as many ops."""
+    """Join programs for evaluation, in groups with about the same number of ops."""
     groups: list[list[CompiledStructure]] = []
     ops_of_group: list[int] = []
     for group in specs:
@@ -183,7 +183,7 @@ def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
 # parameters that it does not have: latency and volume by kind of collective, losses, skew, another machine altogether.
 
 _STEP: Final = 1e-6
-"""Change of a parameter in a difference quotient."""
+"""Change of a parameter for finite differences."""
 
 
 @dataclass(frozen=True, eq=False)

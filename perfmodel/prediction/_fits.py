@@ -1,5 +1,5 @@
-"""Memory of a layout's ranks, independent of times: whether it fits, and what framework reports and nvidia-smi would
-show."""
+"""Memory of a layout's ranks, independent of times: whether it fits, and the figures that the framework's reports and
+nvidia-smi would show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, get_args
@@ -71,7 +71,7 @@ def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, "
 
 
 def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:
-    """Which layouts fit into memory on the device of each rank.
+    """Whether each layout fits into memory on the device of each rank.
 
     Raises:
         LayoutError: the model does not divide as a layout asks.
@@ -148,7 +148,7 @@ class StepMemory(NamedTuple):
     account: MemoryAccount
     """Needed and reported memory of every rank."""
     reasons: tuple[str, ...]
-    """Why it does not fit; empty if it does."""
+    """Reasons why it does not fit; empty if it does."""
     fits_probability: float
     """Probability that the fullest rank fits into its device."""
 
@@ -197,7 +197,7 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
 def fit_reasons(
     memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"], worst: int
 ) -> tuple[str, ...]:
-    """Why a layout does not fit: the rank that fits least, its largest part, and a remedy.
+    """Reason why a layout does not fit: the fullest rank, its largest part, and a remedy.
 
     Args:
         usable_bytes: of every rank.

@@ -133,7 +133,7 @@ class Joint:
     weight: Float[np.ndarray, " nodes"]
     """Weight of each normal."""
     noise: Float[np.ndarray, "nodes layouts"]
-    """Part of the variances that is the noise between one run and another."""
+    """Variance of run-to-run noise, which the covariances include."""
 
     def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
         """Probability that the error of log(row / column) is below `gap`."""

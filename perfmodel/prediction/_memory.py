@@ -48,7 +48,7 @@ class MemoryBatch:
     weights: Float[Any, "*#layouts ranks"]
     """All versions of the weights, and copies in other types."""
     gradients: Float[Any, "*#layouts ranks"]
-    """Gradients that micro-batches add to, as far as they do not take the place of activations."""
+    """Accumulated gradients, without the part that reuses memory of freed activations."""
     optimizer: Float[Any, "*#layouts ranks"]
     """States of the optimizer, with master weights."""
     activations: Float[Any, "*#layouts ranks"]
@@ -228,15 +228,15 @@ class RankParams(NamedTuple):
     """All parameters of the rank. Narrow weights of layers (`Job.base_weights`, `Job.fp8_params`) are counted as the
     number of weights of the products' type that take the same bytes."""
     updated: ShardedParams
-    """Those that have gradients and optimizer states."""
+    """Parameters of the rank that have gradients and optimizer states."""
     unsharded: Float[Any, "*layouts ranks"]
-    """Number of all of them if no state is sharded, narrow or not."""
+    """Number of all parameters of the rank's stages, as if no state were sharded, whatever type they have."""
     layer_share: Float[Any, "*layouts blocks"] | float
-    """Bytes of each block's weights over those that they take in the products' type."""
+    """Bytes of each block's weights relative to their bytes in the type of products."""
 
 
 def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> RankParams:
-    """Count the parameters of ranks by what is kept of them."""
+    """Count the parameters of ranks by the states that are kept for them."""
     xp = ranks.stored.__array_namespace__()
     dense, expert = sum_over_blocks(ranks.stored, blocks.dense), sum_over_blocks(ranks.stored, blocks.expert)
     copied = 0.0
@@ -319,7 +319,8 @@ def _weight_bytes(
 def copied_params(
     on_ranks: Float[Any, "*layouts ranks blocks"], shared: Float[np.ndarray, "*layouts blocks"]
 ) -> Float[Any, "*layouts ranks"]:
-    """Parameters of layers that use earlier weights, on ranks that have none of the layers before them.
+    """Parameters of layers that share an earlier layer's weights, on ranks that hold a copy because they lack that
+    layer.
 
     Args:
         on_ranks: how many of each block every rank holds.
@@ -345,7 +346,7 @@ def reduction_bucket_bytes(job: Job, framework: Framework) -> float:
 
 
 def checkpoint_share(setting: Setting) -> float:
-    """Bytes that are kept beside the inputs of layers that are recomputed in full, over the bytes of these inputs in
+    """Bytes that layers recomputed in full keep in addition to their inputs, relative to the bytes of these inputs in
     the type of products.
 
     Under autocast the inputs themselves are in fp32: an fp32 embedding, plus what sub-layers add, is of the wider type

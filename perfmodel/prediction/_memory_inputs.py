@@ -27,7 +27,7 @@ class RankBlocks:
     in_flight: Float[Any, "*layouts ranks blocks"]
     """Blocks times micro-batches whose activations a rank keeps at the peak."""
     in_flight_full: Float[Any, "*layouts ranks blocks"]
-    """Blocks of `in_flight` that are recomputed in full, whatever the layout says of the others."""
+    """Blocks of `in_flight` that are recomputed in full even if the layout recomputes the others differently."""
     stored_full: Float[Any, "*layouts ranks blocks"]
     """Blocks of `stored` that are recomputed in full."""
     replicas: Int[np.ndarray, "*layouts ranks"]
@@ -68,9 +68,9 @@ class BlockBytes:
     expert: Float[np.ndarray, "*layouts blocks"]
     """Parameters of routed experts."""
     frozen: Float[np.ndarray, "*layouts blocks"]
-    """Parameters of `dense` that have no gradients, though the rest has."""
+    """Parameters of `dense` that have no gradients although others have."""
     shared: Float[np.ndarray, "*layouts blocks"]
-    """Parameters that a block shares with the one before it, and holds where a rank has none of that."""
+    """Parameters that a block shares with the previous one; a rank without that one holds a copy."""
     largest_weight: Float[np.ndarray, "*layouts blocks"]
     """Parameters of the largest weight of a block; the weights of all experts count as one."""
     layers: Bool[np.ndarray, "*layouts blocks"]
@@ -78,9 +78,9 @@ class BlockBytes:
     saves_operands: Bool[np.ndarray, "*layouts blocks"]
     """Whether a block is a layer whose products save their operands, because it is not recomputed in full."""
     kept_bytes: Float[np.ndarray, "*layouts blocks"]
-    """Activations left behind per micro-batch under the layout's recompute."""
+    """Bytes of activations saved per micro-batch under the layout's recompute."""
     kept_full_bytes: Float[np.ndarray, "*layouts blocks"]
-    """Activations left behind per micro-batch where the block is recomputed in full."""
+    """Bytes of activations saved per micro-batch if the block is recomputed in full."""
     transient_bytes: Float[np.ndarray, "*layouts blocks"]
     """Bytes while the block runs: its workspace, and tensors that are recomputed."""
     transient_full_bytes: Float[np.ndarray, "*layouts blocks"]
@@ -138,8 +138,8 @@ class BlockBytes:
         made_bytes_per_param: float,
         reduced_bytes_per_param: float,
     ) -> "BlockBytes":
-        """The blocks with what ZeRO 3 makes of each gradient when its backward ends: the whole one as backward made it,
-        and the copy of it that is reduced, in the type of reductions (PyTorch torch/distributed/fsdp/_fully_shard/
+        """Add to the blocks the two gradients that ZeRO 3 holds when a backward pass ends: the whole gradient, and the
+        copy in the type of reductions that is reduced (PyTorch torch/distributed/fsdp/_fully_shard/
         _fsdp_collectives.py `foreach_reduce`, whose input is filled before the gradients are freed).
 
         Args:
@@ -166,8 +166,8 @@ class BlockBytes:
     def checkpoints(
         self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
     ) -> Float[Any, "*layouts ranks"]:
-        """Bytes of the inputs of layers that are recomputed in full, among a number of blocks times micro-batches,
-        `full` of which are, whatever the layout says of the others."""
+        """Bytes of the inputs of layers recomputed in full, for a number of blocks times micro-batches; `full` of these
+        are recomputed in full even if the layout recomputes the others differently."""
         in_every_layer = np.where(self.layers & ~self.saves_operands, self.kept_bytes, 0.0)
         in_some_layers = np.where(self.saves_operands, self.kept_full_bytes, 0.0)
         return sum_over_blocks(blocks, in_every_layer) + sum_over_blocks(full, in_some_layers)
@@ -186,10 +186,10 @@ class Sharding:
     reduced: Bool[np.ndarray, "*layouts 1"]
     """Whether several ranks hold the same parameters, so that gradients are reduced."""
     ahead: Int[np.ndarray, "*layouts 1"]
-    """Layers whose weights ZeRO 3 gathers before they are needed: `Layout.prefetch`, or none where gathers do not run
-    beside the passes."""
+    """Layers whose weights ZeRO 3 gathers before they are needed: `Layout.prefetch`, or none if gathers do not overlap
+    with passes."""
     on_host: Int[np.ndarray, "*layouts 1"]
-    """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
+    """Index of `Layout.offload_states` among its choices: 1 for optimizer states, 2 for weights too."""
     communicators: Int[np.ndarray, "*layouts 1"]
     """Groups of several ranks that a layout's ranks are in."""
     pipelined: Bool[np.ndarray, "*layouts 1"]
@@ -197,7 +197,7 @@ class Sharding:
     offloaded: Int[np.ndarray, "*layouts 1"]
     """First layers whose activations wait in host memory (`Layout.offload_layers`)."""
     one_backward: Bool[np.ndarray, "*layouts 1"]
-    """Whether a step has a single backward, which all gradients are of."""
+    """Whether a step has a single backward pass, so that no gradients are accumulated."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout], job: Job) -> "Sharding":
@@ -227,7 +227,7 @@ class Sharding:
     def spread(
         self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
     ) -> "ShardedParams":
-        """Parameters per rank where states are sharded, and where they are not."""
+        """Parameters per rank with sharded and with unsharded states."""
         return ShardedParams(dense / self.dense + expert / self.expert, dense + expert)
 
 

@@ -28,9 +28,9 @@ from perfmodel.program import PAIRED, Kind
 from perfmodel.spec import Layout
 
 _REPLACED: Final = -1
-"""Owner of entries that exchanges between kinds of nodes stand for."""
+"""Owner of entries that are replaced by exchanges between kinds of nodes."""
 _EXCHANGED: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD, Kind.EMBEDDING_REDUCE)
-"""Classes that stages exchange something in, which may lie on different kinds of nodes."""
+"""Kinds of classes in which stages exchange data, possibly between different kinds of nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class PassRuns(NamedTuple):
     classes: Int[np.ndarray, " classes"]
     """Numbers of the classes."""
     counts: Float[np.ndarray, "classes blocks phases"]
-    """How often each class runs through every phase."""
+    """Number of times that each class runs through every phase."""
 
 
 class VariantPasses(NamedTuple):
@@ -115,7 +115,7 @@ class VariantPasses(NamedTuple):
     times: BlockTimes
     """Times of the blocks."""
     paired: bool
-    """Whether each runs beside another pass."""
+    """Whether each pass overlaps with another one."""
     runs: list[PassRuns]
     """One entry for each kind of pass."""
 
@@ -207,7 +207,8 @@ def _assign_to_kinds(
 
 
 def _slower_end(problem: StepProblem, op: Collective, sender: int, receiver: int) -> tuple[int, Collective]:
-    """Find the kind of nodes at whose end of the link an exchange takes longer, and the exchange as seen from there."""
+    """Find the kind of nodes on whose side of the link an exchange takes longer, and the exchange as seen from that
+    side."""
     ends = [(kind, across(op, problem.links[kind].cluster)) for kind in (sender, receiver)]
     seconds = [priced_events(problem.links[kind], [crossing]).time_s.item() for kind, crossing in ends]
     return ends[int(np.argmax(seconds))]
@@ -219,7 +220,7 @@ def _with_crossing(
     crossing: Sequence[tuple[Op, int]],
     link: StepProblem,
 ) -> EventClasses:
-    """The entries that one kind of nodes runs, and those of its exchanges with other kinds at which it is slower.
+    """The entries that one kind of nodes runs, including exchanges with other kinds in which it is the slower side.
 
     Args:
         events: events of the whole program.

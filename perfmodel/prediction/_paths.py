@@ -30,11 +30,12 @@ class Paths:
     variants: Int[np.ndarray, "variants 3"]
     """See `Structure.variants`."""
     transit: Float[np.ndarray, "paths variants stages 3"]
-    """Where steps overlap: passes on the way to a path's steady work and back, whose transfers are `sends`; else
+    """If steps overlap: passes on the way to a path's steady work and back, whose transfers are `sends`; otherwise
     zero."""
     cycle: Float[np.ndarray, " paths"]
-    """Steps, of the shorter of the two streams whose difference is taken, over which a whole path repeats: it leads
-    from a device's first pass to its last, which its next step waits for. 0 for other paths."""
+    """Number of steps over which a path that leads from a device's first pass to its last repeats, because the next
+    step waits for the last pass; counted in the shorter of the two streams whose difference is taken. 0 for other
+    paths."""
 
     def only(self, paths: Int[np.ndarray, " chosen"]) -> "Paths":
         """The selected paths."""

@@ -24,7 +24,7 @@ from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.timeline import cache_limit_bytes, code_digest
 
 _N_SIZES: Final = 7
-"""Sizes before the arrays of an encoded pipeline."""
+"""Number of sizes that precede the arrays of an encoded pipeline."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class PipelineCache:
     _known: dict[Path, dict[str, Float[np.ndarray, " values"]]] = field(default_factory=dict)
     """Encoded pipelines of each file that was read, by key."""
     _new: set[Path] = field(default_factory=set)
-    """Files that have more pipelines here than on disk."""
+    """Files for which memory holds more pipelines than the disk."""
 
     def get(
         self,
@@ -194,7 +194,7 @@ CODE: Final = (
     "perfmodel.prediction._pipeline",
     "perfmodel.prediction._stages",
 )
-"""Modules that pipelines follow from: a file that other code wrote is not found."""
+"""Modules that determine pipelines; files written by another version of them are ignored."""
 
 
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
@@ -208,7 +208,7 @@ def _npz(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def _load(path: Path) -> dict[str, Float[np.ndarray, " values"]]:
-    """Read what `PipelineCache.save` wrote; nothing where the file is not exactly that."""
+    """Read a file of `PipelineCache.save`; empty if its content is anything else."""
     try:
         with np.load(path) as file:
             parts = np.split(file["values"], file["ends"][:-1])

@@ -141,7 +141,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
 def _time_account(
     account: Account, path: CriticalPath, step_s: float, computed_s: float, input_s: float, busy_fraction: float
 ) -> TimeAccount:
-    """Where the time of a step goes, the wait for its input included.
+    """Account of a step's time, including the wait for its input.
 
     Args:
         account: what the step consists of, before it waits for input.
@@ -209,7 +209,8 @@ def _refuse_extrapolation(provenance: dict[str, float], devices: Sequence[Device
 def _warnings(
     problem: StepProblem, layout: Layout, provenance: dict[str, float], devices: Sequence[Device]
 ) -> tuple[str, ...]:
-    """What the figures leave out, what was assumed, and what no measurement backs (unless it is next to nothing)."""
+    """Warnings about parts that the figures leave out, about assumptions, and about times without a measurement (unless
+    negligible)."""
     model = problem.model
     left_out = (f"{model.name}: {model.left_out}",) if isinstance(model, Transformer) and model.left_out else ()
     warnings = (*left_out, *layout.remarks, *problem.job.assumed)
@@ -219,7 +220,7 @@ def _warnings(
 
 
 def _without_measurement(provenance: dict[str, float], devices: Sequence[Device]) -> str:
-    """How much of the critical path no measurement of its device backs, in the words of `provenance`."""
+    """A sentence on the share of the critical path that rests on no measurement of its device."""
     shares = {name: provenance[name] for name in ("analytical", "extrapolated")}
     named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share > 0)
     names = ", ".join(dict.fromkeys(device.name for device in devices))

@@ -28,7 +28,7 @@ class StageMemory:
     buffers: float
     """Transient workspace, communication buckets, gathered weights, framework context."""
     allocator: float = 0.0
-    """Segments of the allocator between tensors, where the framework's reports count them."""
+    """Memory that the allocator holds between tensors, if the framework's reports count it."""
 
     @property
     def peak(self) -> float:
@@ -81,14 +81,14 @@ class TimeAccount:
     provenance: dict[str, float]
     """Share of the critical path's time by origin of the event times."""
     bubble_fraction: float
-    """Share of the step that is `bubble` in `breakdown_s`: in which compute streams idle, mean over pipeline ranks, for
-    no other reason than the order of the passes and the imbalance of the stages."""
+    """Share of the step that is `bubble` in `breakdown_s`: time in which compute streams idle only because of the order
+    of passes and the imbalance of stages; mean over pipeline ranks."""
     busy_fraction: float
     """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
-    pipeline ranks; the rest is the bubble, and waits for communication beside the passes."""
+    pipeline ranks; the rest is the bubble, and waits for communication outside passes."""
     kernels_alone_s: float
-    """The kernels of the pipeline rank that runs them longest, each at the lower end of its own interval and at the
-    clock at which it was timed by itself: no step can be shorter."""
+    """Lower bound of the step: kernels of the pipeline rank that runs them longest, each at the lower end of its
+    interval and at the clock at which it was timed alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,8 @@ class MemoryAccount:
     """Peak memory of each pipeline rank, as needed to fit and as reported."""
 
     per_stage: tuple[StageMemory, ...]
-    """As the framework's own reports count it (`MemoryCosts.memory_counter`); where it has none, what is needed."""
+    """Memory of each rank as the framework's own reports count it (`MemoryCosts.memory_counter`); if it has none, the
+    needed memory."""
     capacity_bytes: float
     """Memory of a device; where devices differ, of the rank that fills most of its own."""
     needed_bytes: float
@@ -108,7 +109,7 @@ class MemoryAccount:
     reported_stages: int | None
     """Number of pipeline ranks, from the first, whose memory the framework reports; None: all."""
     saved_bytes_per_stage: tuple[float, ...]
-    """Activations that one micro-batch leaves behind for backward on each global stage."""
+    """Bytes of activations that one micro-batch saves for its backward pass on each global stage."""
 
     @cached_property
     def reported(self) -> StageMemory:
@@ -122,10 +123,10 @@ class Uncertainty:
     """The sources of the step time's interval."""
 
     by_source: dict[str, float]
-    """Scale of the logarithm of the step time by source of error, but for what layouts near one another share; the same
-    name is the same error in other layouts of the machine (`joint_errors`)."""
+    """Scale of the error of the log step time, by source, without the part that similar layouts share; sources of the
+    same name are the same error in other layouts of the machine (`joint_errors`)."""
     unknown_shares: dict[str, float]
-    """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
+    """Shares of the step with little evidence: `extrapolated`, `host`, `network`."""
     class_shares: dict[str, float]
     """Shares of the step by class of events (`perfmodel.prediction.sites.CLASSES`)."""
 
@@ -143,7 +144,7 @@ class Prediction:
     devices: int
     """Devices that the layout takes."""
     layout: Layout
-    """How the step is spread over them."""
+    """Layout of the step over the devices."""
     notation: str = field(default="", repr=False)
     """The layout as the framework's users write it, see `layout_notation`; empty for the layout's own notation."""
     global_batch: int

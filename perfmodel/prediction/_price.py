@@ -251,12 +251,12 @@ def _latencies_s(problem: StepProblem, ops: list[Op]) -> Iterator[tuple[Op, floa
 
 
 def clock_slowdown(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Slowdown of events in a training step, by its clock, relative to kernels timed alone (`slowdown_under_load`)."""
+    """Slowdown of events by the clock of a training step, relative to kernels timed alone (`slowdown_under_load`)."""
     return np.array([price.load for price in event_prices(problem.unadjusted, ops)], float)
 
 
 def slowdown_of_runs(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Time of kernels as runs moved it (`moved_by_runs`) over that without runs; 1 for collectives."""
+    """Time of kernels corrected by runs (`moved_by_runs`) relative to that without runs; 1 for collectives."""
     slowdown = np.ones(len(ops))
     if problem.adjustment is None:
         return slowdown

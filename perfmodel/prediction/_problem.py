@@ -20,9 +20,9 @@ from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.workload import step_flops
 
 _MOST_KEPT: Final = 100_000
-"""Results of one record that are kept, of all stages together."""
+"""Most results cached for one record, over all stages together."""
 _MOST_ITEMS: Final = 200_000
-"""Results of one record that are kept of each function of many items."""
+"""Most results cached for one record by each function of many items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class StepProblem:
     framework: Framework = field(default_factory=Framework)
     """Software, with its host costs before `adjustment`."""
     site: Site = field(default_factory=Site)
-    """Constants of the place."""
+    """Constants of the site."""
     adjustment: Adjustment | None = None
     """Correction of the cost models by measured runs: the user's own, or those of the published record."""
     kinds: tuple["StepProblem", ...] = ()
@@ -155,7 +155,7 @@ class StepProblem:
 
 
 def _problem(*values: Any) -> StepProblem:
-    """A problem of the values of all fields in their order."""
+    """A problem from the values of all fields, in their order."""
     names = [field.name for field in fields(StepProblem)]
     return StepProblem(**dict(zip(names, values, strict=True)))
 

@@ -26,8 +26,8 @@ from perfmodel.timeline import CompiledStructure, compile_structure, load_or_com
 
 MAX_SEGMENTS = 16
 """Layer groups of a stage whose weights are gathered and gradients reduced together. Frameworks cut finer (torch's
-`fully_shard` by wrapped block, its DistributedDataParallel by 25 MB, Megatron-Core by 40 M parameters): what this many
-groups leave exposed, the first gather and the last reduction, is small already."""
+`fully_shard` by wrapped block, its DistributedDataParallel by 25 MB, Megatron-Core by 40 M parameters): with this many
+groups, the exposed part (the first gather and the last reduction) is already small."""
 
 
 def segments_of(layers: int, stages: int) -> int:
@@ -150,7 +150,7 @@ class Prepared:
 
 
 class TimedProgram(NamedTuple):
-    """A program that is all of a step, or one of those whose weighted makespans add up to it."""
+    """A program that makes up a step, alone or with others whose weighted makespans add up to it."""
 
     prepared: Prepared
     """The program."""
@@ -237,7 +237,7 @@ class PartitionedProgram:
     counts: Float[np.ndarray, "stages segments blocks"]
     """Blocks of every segment of every stage."""
     full: Float[np.ndarray, "stages segments blocks"]
-    """Blocks of them that are recomputed in full, whatever a layout says of the others."""
+    """Blocks of `counts` that are recomputed in full even if a layout recomputes the others differently."""
 
     @property
     def structure(self) -> Structure:
@@ -269,8 +269,8 @@ class PartitionedProgram:
 
     @cached_property
     def alike(self) -> "PartitionedProgram":
-        """A canonical program for all that differ only in the number of micro-batches, and so have equal class
-        durations."""
+        """A canonical program for all programs that differ only in the number of micro-batches and therefore have equal
+        class durations."""
         structure = self.structure
         arrays = (
             structure.class_kind,

@@ -24,7 +24,7 @@ from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout
 
 OfStages = Float[np.ndarray, "stages cuts cuts"]
-"""Quantity of every stage, by the cuts that it lies between."""
+"""A quantity of every possible stage, by the cuts at its two ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class StageCosts:
     sends_s: Float[np.ndarray, "stages cuts"]
     """Both transfers between a stage that ends before layer j and the next one; 0 after the last stage."""
     full_layers: Int[np.ndarray, "stages cuts cuts"]
-    """Layers, the first ones, that have to be recomputed in full for the stage to fit."""
+    """Number of layers, from the first, that must be recomputed in full for the stage to fit."""
 
     @property
     def both_s(self) -> OfStages:
@@ -103,8 +103,8 @@ def one_stage_per_rank(layout_batch: LayoutBatch) -> bool:
 
 
 def _possible(layout_batch: LayoutBatch) -> np.ndarray:
-    """Mark the stages that a pipeline may have: they hold something, if only an embedding or head at the ends; the
-    first starts and the last ends the model."""
+    """Mark the stages that a pipeline may have: none is empty (the ends may hold only an embedding or head), the first
+    starts the model and the last ends it."""
     before, upto, after = by_layer(layout_batch.tables[0].pairs)
     cuts = len(upto)
     start, end = np.arange(cuts)[:, None], np.arange(cuts)
@@ -119,7 +119,7 @@ def _possible(layout_batch: LayoutBatch) -> np.ndarray:
 def _full_layers(
     problem: StepProblem, layout_batch: LayoutBatch, recomputes: bool
 ) -> tuple[Int[np.ndarray, "stages cuts cuts"], np.ndarray]:
-    """The fewest layers that every stage must recompute in full, and whether it fits then."""
+    """The fewest layers that every stage must recompute in full, and whether it then fits."""
     usable = problem.usable_bytes
     fits = _memory(problem, layout_batch, full=False) <= usable
     full = np.zeros(fits.shape, int)

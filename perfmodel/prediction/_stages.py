@@ -69,7 +69,7 @@ class BlocksByLayer(NamedTuple):
     before: Float[np.ndarray, " blocks"]
     """Before the first layer."""
     upto: Float[np.ndarray, "layers+1 blocks"]
-    """Blocks of the layers (each with its riders) before every cut between them, from none to all."""
+    """Blocks of the layers (each with the blocks attached to it) before every cut, from none to all."""
     after: Float[np.ndarray, " blocks"]
     """After the last layer."""
 

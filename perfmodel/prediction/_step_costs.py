@@ -22,8 +22,8 @@ _NEXT = {
     Kind.PARAM_GATHER: ((Kind.FORWARD,), -1),
     Kind.PARAM_GATHER_BACKWARD: ((Kind.BACKWARD, Kind.BACKWARD_INPUT), 1),
 }
-"""Passes beside a reduction or gather, and in which segment: a segment's gradients are reduced while those of the one
-before it are computed, its weights are gathered while the one before it in that order computes."""
+"""Passes that overlap with a reduction or gather, and their segment: a segment's gradients are reduced while those of
+the previous segment are computed, and its weights are gathered while the segment that runs before it computes."""
 
 
 class Overlap(NamedTuple):
@@ -32,11 +32,11 @@ class Overlap(NamedTuple):
     comm: Int[np.ndarray, " pairs"]
     """Class of a reduction or gather."""
     place: Int[np.ndarray, " pairs"]
-    """Place in `slowed` of a class of passes beside it."""
+    """Index in `slowed` of a class of passes that overlaps with it."""
     share: Float[np.ndarray, " pairs"]
     """Occurrences of the reduction or gather per occurrence of the passes."""
     slowed: Int[np.ndarray, " slowed"]
-    """Classes of passes that anything is beside, each once."""
+    """Classes of passes that overlap with a reduction or gather, each once."""
 
 
 def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
@@ -77,7 +77,7 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
 def slowed_s(
     durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Overlap
 ) -> Float[np.ndarray, "*lanes slowed"]:
-    """Seconds by which the passes of `beside.slowed` run longer.
+    """Seconds by which the passes of `beside.slowed` become longer.
 
     Args:
         durations: seconds of every class, passes as they are alone.
@@ -98,7 +98,7 @@ def with_step_costs(
     optimizer: Int[np.ndarray, " some"],
     beside: Overlap,
 ) -> Float[np.ndarray, "lanes classes"]:
-    """Durations with all costs of a real step.
+    """Add all costs of a real step to durations.
 
     Passes are slowed by what is beside them (`slowed_s`), everything takes `scale` times as long, and the step's
     overhead is added to the optimizer's step.
@@ -118,7 +118,7 @@ def with_step_costs(
 def _replaced(
     seconds: Float[Any, "lanes classes"], classes: Int[np.ndarray, " replaced"], values: Any
 ) -> Float[Any, "lanes classes"]:
-    """Replace the values of some classes: in place, where the array can be written to (JAX's cannot)."""
+    """Replace the values of some classes, in place if the array is writable (JAX arrays are not)."""
     if seconds.__array_namespace__() is not np:
         return seconds.at[:, classes].set(values)
     seconds[:, classes] = values

@@ -22,7 +22,7 @@ class StepTerm:
     name: str
     """Name in plain words."""
     off: _Off
-    """The problem with the values that add nothing; equal to the problem where it has them already."""
+    """The problem with values at which the term adds nothing; equal to the problem if it has these values already."""
 
 
 def _framework(**neutral: Any) -> _Off:
@@ -85,7 +85,7 @@ STEP_TERMS: Final = (
     StepTerm("network at scale", _levels(slows_at_scale=False)),
     StepTerm("overhead of a step", _framework(step_overhead_s=0.0)),
 )
-"""Every term. A new one is an entry here, beside the field that carries it."""
+"""All terms. A new term needs an entry here and the field that carries it."""
 _BY_NAME: Final = {term.name: term for term in STEP_TERMS}
 
 

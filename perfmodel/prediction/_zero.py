@@ -42,9 +42,9 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
 
 Exchange = Literal["all_reduce", "reduce_scatter", "all_reduce_copies", "all_gather", "all_gather_backward"]
-"""Exchanges of model states: gradients summed on all ranks; gradients summed where each is kept or applied; these sums
-summed over the copies of a shard; weights gathered, for forward passes or after an update; weights gathered for
-backward passes under ZeRO 3."""
+"""Exchanges of model states: gradients all-reduced; gradients reduced to the rank that stores or applies each; those
+sums all-reduced over the copies of a shard; weights gathered for forward passes or after an update; weights gathered
+for backward passes under ZeRO 3."""
 STATES: Final[tuple[Group, ...]] = ("dp", "expert_dp")
 """Process groups over which parameters outside and inside routed experts are replicated."""
 
@@ -59,7 +59,8 @@ class StateLayout(NamedTuple):
     offload_states: StateOffload
     """See `Layout.offload_states`."""
     reuse_params: float
-    """Parameters used between a weight's use in recompute and that in backward up to which it stays gathered."""
+    """A weight stays gathered from its use in recompute to its use in backward if at most this many parameters are used
+    in between."""
 
     @classmethod
     def of(cls, layout: Layout, framework: Framework) -> "StateLayout":
@@ -79,7 +80,7 @@ class StatePlace:
     replicas: Placement
     """Placement of all replicas."""
     shards: Placement
-    """The nearest ones, over which states are sharded."""
+    """The nearest replicas, over which states are sharded."""
     copies: Placement
     """Ranks that hold the same shard, one in every sharding group."""
 
@@ -96,16 +97,16 @@ class StatePlace:
         return cls(everywhere, *everywhere.split(everywhere.size // replicate))
 
     def backward_shards(self, job: Job) -> Placement:
-        """Ranks that gather weights from each other for a backward pass: those of one secondary copy, if there is any
-        (`GradientReduction.secondary_shards`), as far as the primary shards can be divided so."""
+        """Ranks that gather weights from each other for a backward pass: those of one secondary copy, if there is one
+        (`GradientReduction.secondary_shards`) and it divides the primary shards."""
         if job.gradients.secondary_shards <= 1:
             return self.shards
         return self.shards.split(gcd(job.gradients.secondary_shards, self.shards.size))[0]
 
 
 def reuse_params(layout: Layout, framework: Framework) -> float:
-    """Parameters used between a weight's use in the recompute of its layer and that in the backward of it, up to which
-    ZeRO 3 keeps it gathered; infinite where the gather for backward serves recompute however large a layer is.
+    """Most parameters used between a weight's recompute and backward for which ZeRO 3 keeps it gathered; infinite if
+    the gather for backward always serves recompute too.
 
     DeepSpeed releases what no module of the next `stage3_max_reuse_distance` parameters reads, in recompute as in any
     forward (runtime/zero/partitioned_param_coordinator.py, `__params_to_release`; its trace has the modules of
@@ -124,7 +125,8 @@ def stored_dtype_bytes(job: Job) -> int:
 
 
 _FP4_WEIGHT_BYTES: Final = 2 * (1 / 2 + 1 / 16)
-"""Bytes of a weight of NVFP4 products, both ways round: 4 bits, and an 8-bit scale for 16 of them (Transformer Engine
+"""Bytes of a weight of NVFP4 products in both orientations: 4 bits, and an 8-bit scale for 16 of them (Transformer
+Engine
 2.8 pytorch/tensor/nvfp4_tensor.py, NVFP4Quantizer: row-wise and column-wise data with scales of their own)."""
 
 
@@ -154,7 +156,7 @@ def resident_dtype_bytes(job: Job, framework: Framework) -> float:
 
 
 def layer_weight_share(job: Job) -> float:
-    """Bytes of a layer's weight over those of one that is stored in the products' type (`Job.base_weights`)."""
+    """Bytes of a layer's weight relative to one stored in the products' type (`Job.base_weights`)."""
     if not job.fine_tuning.base_weights:
         return 1.0
     # Norms and adapters, which are next to none of a layer's parameters, count as narrow too.
@@ -162,12 +164,12 @@ def layer_weight_share(job: Job) -> float:
 
 
 TRANSPOSED_FP8_WEIGHTS: Final = ("Ada", "Hopper")
-"""Architectures whose 8-bit products take operands one way round only, so that backward, which multiplies by the
-transposed weight, reads a second copy of it (Transformer Engine 2.3 pytorch/csrc/quantizer.cpp, Float8Quantizer:
-`create_transpose = columnwise_usage && !nvte_is_non_tn_fp8_gemm_supported()`)."""
+"""Architectures whose 8-bit products accept operands in one orientation only, so that the backward pass needs a second,
+transposed copy of each weight (Transformer Engine 2.3 pytorch/csrc/quantizer.cpp, Float8Quantizer: `create_transpose =
+columnwise_usage && !nvte_is_non_tn_fp8_gemm_supported()`)."""
 _ONE_SCALE: Final = ("delayed", "current", "tensorwise")
-"""Recipes with one scale for a whole tensor, which holds for the transposed one too. Scales of rows or blocks do not:
-what is quantised for backward is another tensor."""
+"""Recipes with one scale for a whole tensor, which is also valid for the transposed tensor. With scales of rows or
+blocks, the tensor is quantised a second time for the backward pass."""
 
 
 def fp8_weight_bytes(job: Job, device: Device) -> float:
@@ -210,7 +212,7 @@ def optimizer_bytes_per_param(job: Job) -> float:
 
 
 def other_optimizer_bytes_per_param(job: Job) -> float:
-    """Bytes that states take more per parameter outside layers, where another optimizer updates embeddings and head."""
+    """Additional bytes of states per parameter outside layers, if another optimizer updates embeddings and head."""
     kind = OPTIMIZERS[job.optimizer]
     if kind.other_state_bytes is None:
         return 0.0
@@ -263,7 +265,7 @@ def reduces_every_micro_batch(zero: Any, pipelined: Any, replicas: Any, job: Job
 
 
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
-    """How gradients are reduced: on all ranks, or each part on the rank that stores or applies it."""
+    """Exchanges that reduce gradients: to all ranks, or each part to the rank that stores or applies it."""
     on_all_ranks = zero == 0 or (zero == 1 and job.gradients.all_reduce_gradients)
     return ("all_reduce",) if on_all_ranks else ("reduce_scatter", "all_reduce_copies")
 
@@ -326,8 +328,8 @@ def stored_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group,
 
 
 def gathered_again(blocks: ShardBlocks, pipelined: bool, job: Job, kept_params: float) -> Float[np.ndarray, " blocks"]:
-    """Share of each layer's weights that its backward gathers once more after its recompute has used them; 0 of blocks
-    beside the layers, which are not recomputed.
+    """Share of each layer's weights that are gathered for recompute and once more for backward; 0 for blocks that are
+    not layers, which are not recomputed.
 
     Args:
         pipelined, job: see `stored_params`.
@@ -360,14 +362,14 @@ def host_bandwidth(device: Device) -> float:
 
 
 class HostSeconds(NamedTuple):
-    """Seconds per parameter of a rank's own shard that states in host memory add."""
+    """Seconds that states in host memory add per parameter of a rank's own shard."""
 
     gather: float
-    """Before each gather of weights."""
+    """Added before each gather of weights."""
     reduce: float
-    """After each reduction of gradients."""
+    """Added after each reduction of gradients."""
     update: float
-    """At the end of a step."""
+    """Added at the end of a step."""
 
 
 def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds:
@@ -403,7 +405,7 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
 def shard_params(
     layout: Layout, params: Mapping[Group, Float[np.ndarray, " blocks"]], replicas: int
 ) -> Float[np.ndarray, " blocks"]:
-    """Parameters of every block that a rank updates itself, from those that its groups hold."""
+    """Parameters of every block that a rank updates itself, computed from those that its groups hold."""
     shards_of_groups = []
     for group, params_of_group in params.items():
         place = StatePlace.of(group, layout, layout.replicate, replicas)
@@ -435,8 +437,8 @@ def host_block_s(
 def _partition_copies(
     model: Model, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
 ) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, " blocks"]]:
-    """Parts of parameters that ZeRO 3 puts together in a gather, and takes apart in a reduction, of every block: one
-    for each rank that they are sharded over."""
+    """Number of parts of parameters, for every block, that ZeRO 3 joins in a gather and separates in a reduction: one
+    part per parameter and rank of its sharding group."""
     # Matrices are gathered and reduced. Biases and norms are reduced as well, but stay whole on every rank
     # (`stage3_param_persistence_threshold` of DeepSpeed, 100,000 elements by default).
     gathered, reduced = np.zeros(len(blocks.blocks)), np.zeros(len(blocks.blocks))

@@ -36,9 +36,9 @@ GRAPH_OPERATORS: Final = 3
 (Megatron-Core 0.12 megatron/core/transformer/cuda_graphs.py _CudagraphRecordNode, _CudagraphReplayNode; Transformer
 Engine's make_graphed_callables). The replay itself takes the host no longer than one operator does."""
 COLLECTIVE_CHECK_S: Final = 0.22e-3
-"""Host time by which hosts that agree on a collective first hold it up, per rank: torch's `ProcessGroupWrapper` lets
-every rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over
-TCP. Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call more than without."""
+"""Host time per rank that a check of a collective between hosts adds to it: torch's `ProcessGroupWrapper` lets every
+rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over TCP.
+Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call more than without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +56,18 @@ class ShardBlocks:
     counts: Float[np.ndarray, "blocks phases ops"]
     """How often each event occurs in every phase of every block."""
     overlappable: Bool[np.ndarray, " ops"]
-    """Collectives that are independent of the kernels beside them."""
+    """Collectives that are independent of neighbouring kernels and can overlap with them."""
     beside_attention: Bool[np.ndarray, " ops"]
-    """Collectives that can run beside attention kernels, and no others."""
+    """Collectives that can overlap only with attention kernels."""
     follows: Bool[np.ndarray, " ops"]
-    """Collectives a few short kernels after another (`perfmodel.workload.Comm`)."""
+    """Collectives that follow another one after only a few short kernels (`perfmodel.workload.Comm`)."""
     launched: Float[np.ndarray, " ops"]
     """Share of each event that is launched as a separate kernel: 1 except for casts that are part of their product's
     operator (`casting`)."""
     further_launches: Float[np.ndarray, " ops"]
-    """Kernels that a grouped product is launched as beyond the first (`_further_launches`)."""
+    """Number of kernel launches of a grouped product beyond the first (`_further_launches`)."""
     layers: Bool[np.ndarray, " blocks"]
-    """Which blocks are layers, which can be recomputed."""
+    """Whether each block is a layer; only layers can be recomputed."""
     kinds: tuple[tuple[bool, int], ...]
     """(is a layer, repeats) in model order; these determine the division into stages."""
     expert_params: Float[np.ndarray, " blocks"]
@@ -136,7 +136,7 @@ class BlockTimes(ShardBlocks, PhaseTimes):
     clock_slowdown: Float[np.ndarray, " ops"]
     """Time of each event at the clock of a training step relative to that timed alone."""
     slowdown_of_runs: Float[np.ndarray, " ops"]
-    """Time of each event as measured runs show it relative to that without runs."""
+    """Time of each event corrected by measured runs, relative to that without runs."""
 
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
@@ -198,7 +198,8 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
 
 
 class _Event(NamedTuple):
-    """A kernel, or a collective of one process group with what may run beside it (`perfmodel.workload.Comm`)."""
+    """A kernel, or a collective of one process group with the kernels that it may overlap with
+    (`perfmodel.workload.Comm`)."""
 
     op: Op
     group: str = ""
@@ -208,7 +209,7 @@ class _Event(NamedTuple):
 
 
 def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
-    """Kernels that a grouped product is launched as beyond the first; 0 for all other ops.
+    """Number of kernel launches of a grouped product beyond the first; 0 for all other ops.
 
     Args:
         share: share of the operands that are cast to 8 or 4 bits.
@@ -314,8 +315,8 @@ def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blo
 
 
 def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
-    """Mark (by 1) the operators that graphs of layers leave to the host: products of experts, whose sizes it has to
-    know first, and what brings tokens to them and back."""
+    """Mark (by 1) the operators that the host issues outside graphs of layers: products of experts, whose sizes it must
+    know first, and the dispatch and combine of their tokens."""
     # Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts that drops no tokens the graphs hold
     # attention, router and preparation. Layers that drop tokens are taken alike.
     of_experts = [isinstance(op, Gemm) and op.grouped for op in blocks.ops]
@@ -365,7 +366,7 @@ def ranks_of(setting: Setting, layout: Layout) -> Layout:
 
 @session_cached
 def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Layout:
-    """One object for all layouts that number their ranks alike: others are kept by it, and need not compare it."""
+    """Return one object for all layouts with the same numbering of ranks, because it is a key of caches."""
     degree_of_dimension: dict[str, Any] = {}
     for dimension, degree in zip(DIMENSIONS, degrees, strict=True):
         degree_of_dimension[dimension.key] = degree

@@ -33,9 +33,9 @@ class Compared:
     schedule: str
     """Name of the schedule."""
     prediction: Prediction | None
-    """None where it cannot run."""
+    """Its prediction; None if it cannot run."""
     reason: str = ""
-    """Why it cannot run."""
+    """Reason why it cannot run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -13,15 +13,15 @@ _NODE_MEMORY_BY_LINK: Final = (
     (63e9, 2 * 8 * 4800e6 * 8),
     (126e9, 2 * 8 * 6400e6 * 8),
 )
-"""Rate of the link between host and device, by which the generation of the host's processors shows, and memory
-bandwidth of two such processors: channels, transfers per second, bytes each. PCIe 3: Intel Xeon Skylake, six channels
-of DDR4-2666; 4: AMD EPYC Rome, eight of DDR4-3200; 5: Intel Xeon Sapphire Rapids, eight of DDR5-4800; 6: Granite
-Rapids, of which DGX B300 has those with eight of DDR5-6400."""
+"""Rate of the link between host and device, which indicates the generation of the host's processors, and memory
+bandwidth of two such processors: channels, transfers per second, bytes per transfer. PCIe 3: Intel Xeon Skylake, six
+channels of DDR4-2666; 4: AMD EPYC Rome, eight of DDR4-3200; 5: Intel Xeon Sapphire Rapids, eight of DDR5-4800; 6:
+Granite Rapids, of which DGX B300 has those with eight of DDR5-6400."""
 _COHERENT_HOST_BANDWIDTH: Final = 512e9
 """Bandwidth of the memory of one Grace processor (NVIDIA Grace CPU data sheet), which has 450 GB/s to its devices."""
 _COHERENT_LINK: Final = 450e9
 _REACHED_SHARE: Final = 0.46 / 1.3
-"""Share of its memory bandwidth that a host reaches as it updates for several ranks.
+"""Share of its memory bandwidth that a host reaches while it updates for several ranks.
 
 0.46: DeepSpeed's CPU-Adam for one process on two Xeon 8168 (ZeRO-Offload, Ren et al., USENIX ATC 2021, table 4: ten
 billion parameters in 2.57 s, of 30 bytes each). Ranks that are not bound to the cores beside their memory take 1.3
@@ -48,7 +48,8 @@ def node_memory_bandwidth(device: Device, devices: int) -> float:
 
 
 _EAGER_ADAM_BYTES: Final = 84 - 28
-"""Bytes that Adam moves more per parameter where every operator is a pass over fp32 tensors (torch/optim/adamw.py
+"""Additional bytes that Adam moves per parameter if every operator is a separate pass over fp32 tensors
+(torch/optim/adamw.py
 `_single_tensor_adamw`: decay, first moment, two for the second, root, division, sum and update) than in one loop."""
 
 

@@ -45,7 +45,7 @@ class BlockEvents(NamedTuple):
     issued: Float[Any, "blocks phases"]
     """Operators that the host issues for every phase of every block."""
     beyond_operators_s: Float[Any, "blocks phases"]
-    """Host seconds to agree on collectives, and to launch the products of a group one by one."""
+    """Host seconds for checks of collectives, and for launching the products of a group one by one."""
     lateness: Float[Any, " ops"]
     """Lateness of a collective's last rank relative to the mean rank, in spreads; 0 for kernels."""
     arrival_spread_s: Float[Any, ""]
@@ -53,11 +53,11 @@ class BlockEvents(NamedTuple):
     kernel_spread: Float[Any, ""]
     """Spread of the ranks' times for the kernels between two collectives, relative to these."""
     lost: Float[Any, " ops"]
-    """Share of the time beside a collective that each kernel loses (`lost_shares`)."""
+    """Share of the overlapped time that each kernel loses to a collective (`lost_shares`)."""
     sm_share: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
     ring_steps: int
-    """Parts into which `tp_overlap` cuts each collective that kernels depend on; 1 for none."""
+    """Number of parts into which `tp_overlap` cuts each collective that kernels depend on; 1 without it."""
     lost_in_ring: Float[Any, ""]
     """Share of a collective's hidden time that still lengthens the step (`Framework.tp_overlap_loss`)."""
     copies: Bool[Any, ""]
@@ -67,7 +67,7 @@ class BlockEvents(NamedTuple):
 
 
 class PairedPhases(NamedTuple):
-    """Phase times of a pass that overlaps with another pass."""
+    """Phase times of a pass that overlaps with another one."""
 
     phase_s: Float[Any, "blocks phases"]
     """Seconds of every phase."""
@@ -162,7 +162,7 @@ class PhaseTimes:
         return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
 
     def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
-        """Exposed share of every phase: all of it, or for a pass that runs beside another one the share that `paired`
+        """Exposed share of every phase: 1, or for a pass that overlaps with another one the share that `paired`
         leaves."""
         if not paired:
             return np.ones_like(self.phase_s)
@@ -227,7 +227,7 @@ def _hidden(
     beside_s: Float[Any, "blocks phases ops"],
     free_s: Float[Any, "blocks phases"],
 ) -> Float[Any, "blocks phases ops"]:
-    """Share of each event's time, in every phase of every block, that hides behind the kernels beside it.
+    """Share of each event's time, in every phase of every block, that is hidden behind concurrent kernels.
 
     Args:
         beside_s: seconds of the kernels beside the collectives of a phase.
@@ -258,7 +258,7 @@ def _hidden(
 
 
 def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, "blocks phases"]:
-    """Share of the collectives of every phase that hides under `tp_overlap`, at most.
+    """Largest share of the collectives of every phase that `tp_overlap` can hide.
 
     Each is cut into n ring steps that feed, or are fed by, slices of a product of its own, of which all but one can
     hide: (1 - 1/n) min(1, product / collective).
@@ -312,7 +312,8 @@ TILE: Final = (128, 256)
 ONE_WAVE_LOST: Final = 0.5
 """Share of the overlapped time that a product loses because it takes two waves instead of one."""
 MOST_HELD: Final = 0.25
-"""Share of a small device's multiprocessors that is held at most, as fewer channels are started there. Assumed."""
+"""Largest share of a small device's multiprocessors that a collective occupies, because fewer channels are started
+there. Assumed."""
 _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 """Vendors whose collectives are kernels on the multiprocessors."""
 

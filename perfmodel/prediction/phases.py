@@ -48,23 +48,23 @@ class Variant(NamedTuple):
     slice: int = 0
     """Slice of the sequence."""
     beside: int = 0
-    """Beside which other pass they run: none (0), `PAIRED` or `COMBINED`."""
+    """Overlap with another pass: none (0), `PAIRED` or `COMBINED`."""
 
 
 PLAIN: Final = Variant()
-"""Passes of one micro-batch and the whole sequence, beside no other pass."""
+"""Passes of one micro-batch and the whole sequence, without overlap with another pass."""
 RECOMPUTE_MODES: Final = ("none", "selective", "full")
 """Values of `Layout.recompute`; arrays of modes hold places in this tuple."""
 
 # Recomputed activations are needed by the gradients of the inputs, which a block computes first. So all of the forward
 # work that is repeated is counted with that phase, also where weight gradients are a pass of their own.
 _AGAIN: Final = np.zeros((len(RECOMPUTE_MODES), N_PHASES))
-"""Phases that an input gradient runs besides its own under each mode."""
+"""Phases that an input gradient repeats in addition to its own, under each mode."""
 _AGAIN[1, Phase.RECOMPUTE_SELECTIVE] = _AGAIN[2, Phase.RECOMPUTE_FULL] = 1
 _AGAIN.setflags(write=False)
 _IN_PASSES: Final = np.repeat(np.eye(N_PHASES)[None, PASSED], len(RECOMPUTE_MODES), axis=0)
 _IN_PASSES[:, PASSED.index(Phase.BACKWARD_INPUT)] += _AGAIN
-"""How often a micro-batch runs each phase on behalf of each of `PASSED`, by mode."""
+"""Number of times that a micro-batch runs each phase for each of `PASSED`, by mode."""
 _IN_PASSES.setflags(write=False)
 
 
@@ -168,7 +168,7 @@ class DistinctPasses(NamedTuple):
     full: Float[np.ndarray, "distinct blocks"] | None
     """See `PassClasses.full`; None where no block is recomputed in full against the mode."""
     place: Int[np.ndarray, " classes"]
-    """Place among the distinct ones of every class of the program."""
+    """Index of every class of the program among the distinct ones."""
 
 
 def block_passes(

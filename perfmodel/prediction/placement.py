@@ -30,7 +30,7 @@ class Axis(NamedTuple):
     ranks: int
     """Number of ranks along it."""
     stride: int
-    """How far apart neighbours are."""
+    """Distance between neighbours, in ranks."""
 
 
 def rank_strides(layout: Layout) -> dict[str, int]:
@@ -164,7 +164,7 @@ def placement_on_network(layout: Layout, cluster: Cluster) -> tuple[object, ...]
 
 @lru_cache(maxsize=1 << 16)
 def _placement(group: Group, order: str, degrees: tuple[int, ...]) -> Placement:
-    """`Placement.of` by what it depends on."""
+    """`Placement.of` with only the arguments that it depends on."""
     by_key: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
     layout = Layout(order=order, **by_key)
     strides = rank_strides(layout)
@@ -201,7 +201,7 @@ def _split(axes: list[Axis], degree: int) -> tuple[list[Axis], list[Axis]]:
 
 
 def _grid(*axes: Axis) -> Placement:
-    """A placement along some axes, in its one normal form, so that equal groups compare equal."""
+    """A placement along some axes in normal form, so that equal groups compare equal."""
     joined: list[Axis] = []
     for axis in axes:
         # An axis of one rank says nothing. One that continues the one before it is part of it.

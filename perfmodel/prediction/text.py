@@ -48,7 +48,7 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
 
 
 def _memory_rows(result: "Prediction") -> list[tuple[str, str]]:
-    """The reported peak, its parts, and what must fit beside it."""
+    """The reported peak and its parts, and the memory that must fit."""
     parts = result.memory.to_dict()
     # What a framework reports may leave out the context of the device, which has to fit too.
     not_reported = result.memory_needed_bytes - parts["peak"]

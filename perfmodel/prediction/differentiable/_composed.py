@@ -32,8 +32,8 @@ from perfmodel.program import PAIRED
 from perfmodel.spec import Layout
 
 MOST_KNOTS: Final = 12
-"""Numbers of layers at which a stage's reductions, gathers and updates are priced; between them they are interpolated,
-and they are nearly linear in what they carry."""
+"""Most numbers of layers at which a stage's reductions, gathers and updates are priced. Between these they are
+interpolated, because they are nearly linear in their size."""
 _PER_OP: Final = (
     "counts",
     "kernel",
@@ -184,7 +184,7 @@ def _programs(
     lanes: Sequence[tuple[int, Variant]],
     events: BlockEvents,
 ) -> Programs:
-    """The programs of all parts with what is the same for all values of the parameters."""
+    """The programs of all parts, with everything that does not depend on the parameters."""
     layout, spec = layout_batch.layouts[0], layout_batch.spec
     return Programs(
         prepared=tuple(prepared(part.batches[0].spec) for part in parts),
@@ -206,7 +206,7 @@ def _programs(
 def _runs_of_lanes(
     parts: Sequence[_Part], lanes: Sequence[tuple[int, Variant]], starts: Sequence[int]
 ) -> Float[np.ndarray, "lanes passes classes"]:
-    """Which passes run in each lane, the classes of all programs end to end."""
+    """Passes that run in each lane, for the classes of all programs one after another."""
     runs_of_parts = [part.batches[0].program.passes.runs for part in parts]
     n_passed = len(next(iter(runs_of_parts[0].values())))
     runs_of_lanes = np.zeros((len(lanes), n_passed, starts[-1]))
@@ -294,13 +294,13 @@ def _stacked(
 
 
 def _saved_bytes(layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
-    """Activations that blocks leave behind, and by how much less where they recompute all."""
+    """Bytes of activations that blocks save, and the reduction of these bytes if they are recomputed in full."""
     blocks = layout_batch.bytes
     return np.stack([blocks.kept_bytes[0], (blocks.kept_bytes - blocks.kept_full_bytes)[0]])
 
 
 def _joined(beside: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
-    """Join the overlaps of programs whose classes are laid end to end."""
+    """Join the overlaps of programs whose classes are concatenated."""
     comm = []
     place = []
     share = []
@@ -332,7 +332,7 @@ def _between(
     knots: Int[np.ndarray, " knots"],
     layers: Int[np.ndarray, " stages"],
 ) -> _Between:
-    """Events between blocks at all knots: as if every stage had so many layers."""
+    """Events between blocks at all knots, where every stage has the number of layers of the knot."""
     placed, structure = layout_batch.composed[0].placed, layout_batch.program.structure
     spans = structure.spans
     index: dict[Op, int] = {}

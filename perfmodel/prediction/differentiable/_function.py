@@ -142,9 +142,9 @@ class LayerSlopes(NamedTuple):
     """Derivatives of the step time with respect to the layers of each stage, in seconds per layer."""
 
     below: Float[Array, " stages"]
-    """Towards fewer layers: what the stage's last layer takes."""
+    """Slope towards fewer layers: the time of the stage's last layer."""
     above: Float[Array, " stages"]
-    """Towards more: what the next layer would take. `jax.grad` gives these."""
+    """Slope towards more layers: the time that another layer would add. `jax.grad` returns these slopes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ class StepTimeFunction:
     input_s: float
     """Least time of a step until its samples have arrived (`Job.input_samples_per_s`)."""
     log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
-    """Logarithms of the micro-batch sizes that the programs are of."""
+    """Logarithms of the programs' micro-batch sizes."""
     memory: Memory = field(repr=False)
     """Memory model that `memory_bytes` evaluates."""
 

@@ -30,7 +30,7 @@ from perfmodel.session import Session
 from perfmodel.spec import Cluster, Device
 
 _STEP: Final = 1e-6
-"""Change of the logarithm of a rate by which prices are differentiated."""
+"""Change of the logarithm of a rate in finite differences of prices."""
 _ROOFLINE: Final = 3.0
 """Power of the norm that joins compute and memory time of a kernel."""
 
@@ -60,8 +60,8 @@ class StepParameters(NamedTuple):
     micro_batch: Float[Any, ""]
     """Sequences per micro-batch; the global batch stays."""
     recompute: Float[Any, " stages"]
-    """Share of every stage's layers that recompute all of their forward, the first ones; the others do as the layout
-    says (`selective` where it says `full`)."""
+    """Share of every stage's layers that recompute all of their forward, counted from the first; the others follow the
+    layout (`selective` if it says `full`)."""
     offload: Float[Any, ""]
     """Share of saved activations that wait in host memory, where the layout offloads them."""
     fp8: Float[Any, ""]
@@ -86,7 +86,7 @@ class Prices(NamedTuple):
     time_s: Float[Any, " n"]
     """Seconds on the machine as it is."""
     joined: Float[Any, " n"]
-    """Share of this time that depends on rates (g)."""
+    """Share of the time that depends on rates (g)."""
     share: Float[Any, "n r"]
     """Share of each rate in the part that depends on rates (a)."""
     beyond: Float[Any, "n r"]
@@ -94,7 +94,7 @@ class Prices(NamedTuple):
     power: Float[Any, " n"]
     """Power of the norm (p)."""
     family: Int[Any, " n"]
-    """Place of the event's op family among the corrected ones, after them all for collectives."""
+    """Index of the event's op family among the corrected ones; the index after the last for collectives."""
 
     def seconds(self, log_rates: Float[Any, " r"], factors: Float[Any, " families"]) -> Float[Any, " n"]:
         """Times at other rates.
@@ -139,7 +139,7 @@ def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """A cost model that prices kernels as on one device, whatever device is asked for."""
+    """A cost model that prices all kernels on one fixed device."""
 
     kernels: PricesKernels
     device: Device
@@ -150,7 +150,7 @@ class _Kernels:
 
 @dataclass(frozen=True)
 class _Collectives:
-    """A cost model that prices collectives as on one cluster, whatever cluster is asked for."""
+    """A cost model that prices all collectives on one fixed cluster."""
 
     collectives: PricesCollectives
     cluster: Cluster
@@ -160,7 +160,7 @@ class _Collectives:
 
 
 def _on(problem: StepProblem, cluster: Cluster) -> StepProblem:
-    """The problem at the prices of another cluster; its events stay, as no rate decides which there are."""
+    """The problem with the prices of another cluster; its events stay the same, because they do not depend on rates."""
     return problem.repriced(_Kernels(problem.kernels, cluster.device), _Collectives(problem.collectives, cluster))
 
 
@@ -203,7 +203,7 @@ def joined_prices(parts: Sequence[Prices]) -> Prices:
 
 
 def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np.ndarray, "n r"]]:
-    """Logarithm of the events' times where the logarithm of one rate after another is larger by so much."""
+    """Logarithm of the events' times with the logarithm of each rate in turn increased by this amount."""
     columns: list[list[np.ndarray]] = [[] for _ in requests]
     # In a session of its own: no later call can use these prices.
     with Session():

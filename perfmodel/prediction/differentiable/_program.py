@@ -1,4 +1,4 @@
-"""The programs of a step: durations of their classes, and so their makespans, as functions of the parameters.
+"""The programs of a step: durations of their classes and makespans as functions of the parameters.
 
 The programs of all micro-batch sizes are composed at once, their classes end to end: what JAX traces and compiles grows
 neither with their number nor with the variants of their passes and the element types.
@@ -69,8 +69,8 @@ class Cuts(NamedTuple):
         return counts, leading_layers(counts, self.layers > 0, recompute * of_stage)
 
     def alike(self, layers: int, starts: Int[np.ndarray, " stages"]) -> Float[np.ndarray, "stages segments blocks"]:
-        """Blocks of stages that all have this many layers, near where they start, whether or not the model has those
-        layers."""
+        """Blocks of stages that all have this many layers and start where the actual ones do, even beyond the model's
+        end."""
         begin = np.clip(starts, 0, len(self.upto) - 1 - layers)[:, None]
         counts = np.diff(self.upto[begin + self.bounds[layers].astype(int)], axis=1)
         counts[0, 0] += self.ends[0]
@@ -130,7 +130,8 @@ class Tables(NamedTuple):
     """See `PassClasses.runs`."""
     cuts: Cuts
     saved_bytes: Float[Any, "types steps 2 blocks"]
-    """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
+    """Bytes of activations that a micro-batch saves, and the reduction of these bytes for a layer recomputed in
+    full."""
     host_bytes_per_s: Float[Any, ""]
     copies: LayerCopies
     """Copies of single layers' activations; none where no layers are offloaded."""
@@ -152,7 +153,7 @@ class Times(NamedTuple):
     phase_s: Float[Any, "lanes types blocks phases"]
     """Seconds of the blocks' phases."""
     at_knots: Float[Any, "types knots classes"]
-    """Seconds of the events between blocks in every class, were its stage as long as each knot."""
+    """Seconds of the events between blocks in every class, for stages with the number of layers of each knot."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Programs:
     weights: tuple[float, ...]
     """Weight of each makespan in the step time."""
     lanes: tuple[tuple[int, bool], ...]
-    """Passes whose blocks are timed: which micro-batch size, and whether they run beside another pass."""
+    """Passes whose blocks are timed, by micro-batch size and by whether they overlap with another pass."""
     mode: int
     """Recompute of the layers that do not recompute all (`RECOMPUTE_MODES`)."""
     loss: float
@@ -173,7 +174,7 @@ class Programs:
     ring_steps: int
     """See `BlockEvents`."""
     absent: tuple[str, ...]
-    """Kinds of collectives (fields of `BlockEvents`) of which there are none."""
+    """Kinds of collectives (fields of `BlockEvents`) that do not occur."""
     slices: int
     offloads: bool
     offloads_layers: bool
@@ -188,7 +189,7 @@ class Programs:
         return np.cumsum([0, *(program.structure.n_classes for program in self.prepared)]).tolist()
 
     def of_classes(self, name: str) -> Int[np.ndarray, " classes"]:
-        """A field of the programs' structures, end to end."""
+        """A field of the programs' structures, concatenated."""
         return np.concatenate([getattr(program.structure, name) for program in self.prepared])
 
     def times(
@@ -255,7 +256,7 @@ class Programs:
     def _copy_waits_s(
         self, tables: Tables, phase_s: Float[Array, "types blocks phases"], step: int
     ) -> Float[Array, "types classes"]:
-        """Seconds that passes wait for copies of layers' activations, were all of one micro-batch size."""
+        """Seconds that passes wait for copies of layers' activations, if all had one micro-batch size."""
         passed = passed_s(phase_s, np.array([[self.mode]]))
         waits = [
             tables.copy_classes.seconds(

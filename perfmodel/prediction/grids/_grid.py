@@ -57,7 +57,7 @@ class LayoutGrid:
     choices."""
 
     degrees: Layout
-    """Degrees and micro-batch; its other fields do not matter."""
+    """Layout with the degrees and micro-batch; its other fields are ignored."""
     pipelines: tuple[PipelineChoice, ...]
     shards: tuple[ShardChoice, ...]
     recomputes: tuple[RecomputeChoice, ...]

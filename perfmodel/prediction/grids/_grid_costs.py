@@ -95,7 +95,7 @@ class PassSeconds(NamedTuple):
     again_s: Float[np.ndarray, "recomputes variants blocks shards"]
     """Seconds that recomputing adds to a backward pass."""
     full_s: Float[np.ndarray, "recomputes variants blocks shards"]
-    """Seconds that blocks recomputed in full take beyond that."""
+    """Additional seconds of blocks that are recomputed in full."""
 
 
 def _pass_seconds(model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks) -> PassSeconds:
@@ -136,13 +136,13 @@ class GridCosts:
     peak_bytes: Float[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
     """Memory of the fullest rank, exact, for choices that differ in it."""
     largest: Int[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
-    """Category that takes most of it (place in `CATEGORIES`)."""
+    """Largest category of that memory (index in `CATEGORIES`)."""
     of_shard: Int[np.ndarray, " shards"]
     """For each shard choice, its row in the tables of choices that differ in memory."""
     of_state: Int[np.ndarray, " states"]
     """For each state choice, its row in the tables of choices that differ in memory."""
     bound_s: Float[np.ndarray, "pipelines shards recomputes states"]
-    """A step time that the layout does not beat (float32); infinite where no layout of the grid fits."""
+    """Lower bound of each layout's step time (float32); infinite if no layout of the grid fits."""
     left_out: Int[np.ndarray, " categories"]
     """Layouts of the original grid whose choices never fit, by the largest part of their memory."""
 
@@ -253,7 +253,7 @@ def grid_memory(
 ) -> tuple[
     Float[np.ndarray, "pipelines shards recomputes states"], Int[np.ndarray, "pipelines shards recomputes states"]
 ]:
-    """Peak bytes, and the place in `CATEGORIES` of what takes most, for some shard and state choices."""
+    """Peak bytes and the largest category (index in `CATEGORIES`), for some shard and state choices."""
     setting, layout = model.problem.setting, grid.degrees
     blocks = [model.blocks(grid)[place] for place in shard_places]
     modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
@@ -278,7 +278,7 @@ def grid_memory(
 
 
 def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes"]:
-    """Seconds that the passes of a step keep a rank's compute stream busy at least, mean over pipeline ranks.
+    """Least seconds that the passes of a step keep a rank's compute stream busy, mean over pipeline ranks.
 
     0 for schedules whose passes may overlap, or join or slice micro-batches.
     """

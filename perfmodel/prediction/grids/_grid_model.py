@@ -177,7 +177,7 @@ class GridModel:
         return get_or_compute(self._slices, (blocks, slices), compute)
 
     def orders(self, grid: LayoutGrid) -> tuple[list[Layout], Int[np.ndarray, " shards"]]:
-        """A layout for each order of dimensions, and which of them each shard choice has."""
+        """A layout for each order of dimensions, and the index of each shard choice's order."""
         layouts = self.shards(grid)
         first, order_of_shard = distinct([layout.order for layout in layouts])
         return [layouts[shard] for shard in first], order_of_shard
@@ -228,7 +228,7 @@ class GridModel:
         return np.array([self.full_layers.index(choice.recompute_full_layers) for choice in grid.recomputes])
 
     def shapes(self, grid: LayoutGrid) -> tuple[list[StageShape], Int[np.ndarray, " pipelines"]]:
-        """Shapes of the grid's pipelines (which stages their ranks hold), and which of these each pipeline has."""
+        """Shapes of the grid's pipelines (the stages that their ranks hold), and the index of each pipeline's shape."""
         specs = [pipeline.spec for pipeline in self.pipelines_of(grid)]
         keys = [
             StageMapKey(spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain)
@@ -334,7 +334,7 @@ def model_of_grids(problem: StepProblem, grids: Sequence[LayoutGrid]) -> GridMod
 
 
 def get_or_compute(values: dict[K, V], key: K, compute: Callable[[], V]) -> V:
-    """The value of a key, computed where there is none yet."""
+    """The value of a key, computed if absent."""
     if key not in values:
         values[key] = compute()
     return values[key]

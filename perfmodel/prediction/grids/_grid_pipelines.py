@@ -14,7 +14,7 @@ from perfmodel.program import ProgramSpec
 
 @dataclass(frozen=True, eq=False)
 class PipelineBlocks:
-    """One pipeline in blocks of a model rather than stages; what is not asked for is not computed."""
+    """One pipeline counted in blocks of a model instead of stages; quantities are computed on first use."""
 
     spec: ProgramSpec
     """The program."""
@@ -129,7 +129,7 @@ def longest_path_s(
     full: Int[np.ndarray, " recomputes"],
     send_s: Float[np.ndarray, "2 stages shards"],
 ) -> Float[np.ndarray, "shards recomputes"]:
-    """Seconds of the longest path; where steps run into each other, the seconds that a step more adds at least.
+    """Seconds of the longest path; if steps overlap, the least seconds that one more step adds.
 
     Args:
         phase_s: seconds of forward, input gradient and weight gradient of each block.

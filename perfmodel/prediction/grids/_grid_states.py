@@ -57,7 +57,7 @@ class StateBound(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StateSeconds:
-    """Seconds per pipeline shape and state choice; `each` ones for every micro-batch that a stage sees."""
+    """Seconds per pipeline shape and state choice; those named `each` count per micro-batch of a stage."""
 
     start_s: Float[np.ndarray, "shapes states"]
     """Seconds before the first pass can start; below 0 where the `each` seconds count one micro-batch too many."""
@@ -210,7 +210,7 @@ def _bound(
 
 
 class DistinctEvents:
-    """Events, numbered as they are first asked for: equal amounts of one kind make one event."""
+    """Events numbered in the order of first use; equal amounts of one kind are one event."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -254,7 +254,7 @@ class _HostShare(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _ShapeEvents:
-    """Which events the stages of one pipeline shape have."""
+    """Events that the stages of one pipeline shape have."""
 
     spec: ProgramSpec
     exchanges: Mapping[tuple[bool, Exchange], Int[np.ndarray, "parts stages segments"]]
@@ -265,7 +265,7 @@ class _ShapeEvents:
     updates: Int[np.ndarray, "groups 2 ranks"]
     """Numbers of every rank's updates of all parameters, and of its shard."""
     host: _HostShare | None
-    """The host's part, where it updates."""
+    """Inputs of updates on the host, if there are any."""
 
     @classmethod
     def of(
@@ -383,13 +383,13 @@ class Collectives(NamedTuple):
     first: float
     """Seconds of the first stage's first part."""
     smallest: float
-    """Seconds of the part that takes least."""
+    """Seconds of the shortest part."""
     largest: float
-    """Seconds of the part that takes most."""
+    """Seconds of the longest part."""
     least: float
-    """Seconds of all parts of the rank that takes least."""
+    """Seconds of all parts of the fastest rank."""
     most: float
-    """Seconds of all parts of the rank that takes most."""
+    """Seconds of all parts of the slowest rank."""
     of_rank: Float[np.ndarray, " ranks"] | float
     """Seconds of all parts of each rank."""
 

@@ -20,15 +20,15 @@ from perfmodel.prediction.sites._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
 
 TINY_S: Final = 1e-300
-"""Below every time."""
+"""A time below all others, to avoid division by zero."""
 SCHEMA: Final = "end-to-end/3"
 """Version of the file's schema."""
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
 KERNEL_FACTORS: Final = (*FAMILIES, "bmm")
-"""Log factors of kernels' time by op family; `bmm` are products of many small matrices, as unfused attention has them,
-apart from the other `gemm`s."""
+"""Log factors of kernels' time by op family; `bmm` are batched products of small matrices, as in unfused attention;
+`gemm` are all other products."""
 _KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 _TIERS: Final = ("intra_node", "inter_node")
 HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
@@ -67,7 +67,7 @@ class Adjustment:
     """Parameters of one device, fitted to its runs."""
 
     device: str
-    """Device whose runs these are of; other devices are left as they were."""
+    """Device of the runs; other devices are not changed."""
     values: tuple[tuple[str, float], ...]
     """Log corrections by parameter; parameters left out are 0."""
     informed: frozenset[str] = frozenset()

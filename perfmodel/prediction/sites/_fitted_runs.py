@@ -37,7 +37,7 @@ class FittedRuns:
     error: tuple[float, ...]
     """Log of measured over predicted time of every observation."""
     weight: tuple[float, ...]
-    """Weight of every observation: the variance of its noise is that of one run over it."""
+    """Weight of every observation: the variance of its noise is that of one run divided by the weight."""
     covariance: Rows
     """Covariance of the parameters, before the runs."""
     likeness: LayoutKernel
@@ -145,7 +145,7 @@ class FittedRuns:
 
     @cached_property
     def _pulls(self) -> tuple[Float[np.ndarray, " runs"], Float[np.ndarray, " runs"]]:
-        """Factors of both terms of the layout kernel with every run, which make a shift of them."""
+        """Factors of both terms of the layout kernel with every run, from which shifts are computed."""
         nodes = self.known.scales
         pull = nodes.weight[:, None] * self.known.pull[:, : len(self.at)]
         return nodes.within @ pull, nodes.single @ pull

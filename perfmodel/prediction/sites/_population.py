@@ -53,11 +53,11 @@ UNKNOWNS: Final[Mapping[str, str]] = MappingProxyType(
         "contradictions": "how far statements about the run contradict each other (0 to 1)",
     }
 )
-"""Drivers of the width, and what each counts."""
+"""Drivers of an interval's width, with a description of each."""
 NOTHING_UNKNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 HALF_SATURATED: Final = 0.25
-"""Share of a driver at which its effect is some half of the whole. With published runs in view: how far they lie off
-grows with the first fifth of the critical path that nobody measured, and hardly beyond; 0.1 to 0.5 do as well."""
+"""Share of a driver at which it has about half of its full effect. Chosen with published runs in view: their errors
+grow with the first fifth of the critical path that nobody measured, and hardly beyond; 0.1 to 0.5 do as well."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Coverage:
     """Model of the half-width that covers 90 % of runs, given what is known about them."""
 
     base: float = 0.0
-    """Log of the factor of a run of which everything is known."""
+    """Log of the factor on half-widths for a run with all facts known."""
     power: float = 1.0
     """Exponent of the half-width of the model of sites; below 1 if these half-widths vary more between runs than errors
     do."""
     added: Mapping[str, float] = field(default_factory=dict)
-    """Half-width that the whole of each driver in `UNKNOWNS` adds, in quadrature: less knowledge never narrows an
-    interval."""
+    """Half-width that each driver in `UNKNOWNS` adds in quadrature at its full value, so that less knowledge never
+    narrows an interval."""
 
     def half_width(self, of_model: float, unknown: Mapping[str, float] = NOTHING_UNKNOWN) -> float:
         """Half-width of the interval of a log step time.
@@ -97,8 +97,8 @@ class Coverage:
 
 
 def saturated(share: Any) -> Any:
-    """Effect of a share of a driver on the square of a half-width, relative to that of all of it: 0 for 0, 1 for 1, and
-    concave between them.
+    """Effect of a driver's share on the square of a half-width, relative to its full effect: 0 for 0, 1 for 1, and
+    concave in between.
 
     Args:
         share: a number or an array.
@@ -178,18 +178,18 @@ CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_nod
 collectives inside a node and between nodes, as far as they are exposed; the host, where the device waits for it; the
 seconds that no event takes (waits for the slowest rank, kernels slowed by communication, copies, stragglers)."""
 DEGREES: Final[tuple[str, ...]] = ("unstated", "extrapolated", "bubble")
-"""Drivers that make a step less certain without being a part of it: share of a run's settings that had to be assumed;
-share of the critical path timed beyond what was measured; share of the step that pipelines idle."""
+"""Drivers that make a step less certain but are not classes of its seconds: share of a run's settings that had to be
+assumed; share of the critical path that is extrapolated; share of the step that pipelines idle."""
 GAUSS_90: Final = 1.6448536269514722
 """95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
 NOISE: Final = "own"
-"""Source of error that no two layouts share: the noise between one run and another (the name is stored in results)."""
+"""Name of run-to-run noise, the source of error that no two layouts share (the name is stored in results)."""
 FILE_NAME: Final = "population.json"
 """File of the fitted numbers."""
 CARD_NAME: Final = "population.md"
 """File that describes how they were fitted."""
 GENERIC: Final = Framework().name
-"""Name that stands for no framework."""
+"""Name that means no particular framework."""
 _PRODUCTS: Final = ("gemm", "bmm", "conv", "moe")
 """Op families of the class `products`."""
 
@@ -359,7 +359,7 @@ class SitePopulation:
         return self._prior([key(name, architecture), key(name, ""), key("", architecture)], unknown)
 
     def _prior(self, names: Sequence[str], unknown: Mapping[str, float]) -> SitePrior:
-        """The first of some posteriors (by `key`) that the record has, else that of all of it, as a site's prior."""
+        """The first of some posteriors (by `key`) that exists, else that of the whole record, as a site's prior."""
         posterior = next((name for name in names if name in self.posteriors), key("", ""))
         fitted, size = self.posteriors[posterior], len(CLASSES)
         lower = np.zeros((size, size))

@@ -24,7 +24,7 @@ KERNEL_SPREAD: Final = 0.015
 for outliers (Sinha et al., arXiv 2208.11035), here taken for whiskers of box plots, which span 5.4 standard deviations
 of a normal law. Found with published runs in view, whose error is flat from 1 to 2 %."""
 EAGER: Final = Framework()
-"""Framework of predictions where none is named."""
+"""Framework of predictions that name none."""
 COMPILED: Final = Framework(host=HostCosts(execution="compiled"))
 """A step that is one compiled program."""
 
@@ -71,7 +71,7 @@ class Site:
         return memory_spread() if self.memory is None else self.memory
 
     def clock(self, op: Op, device: Device) -> float:
-        """Slowdown of an event in a training step, relative to its time under the power limit."""
+        """Slowdown of an event in a training step relative to its time under the power limit."""
         if not op.uses_matrix_units or op.dtype not in TENSOR_TYPES:
             return 1.0
         if self.sustained is not None:

@@ -109,7 +109,7 @@ SUSTAINED_FILE: Final = "sustained.json"
 MEMORY_FILE: Final = "memory.json"
 """File of measured over predicted peaks of memory."""
 _NORMAL_MAD: Final = 1.4826
-"""Standard deviation of normal draws over their median absolute deviation."""
+"""Standard deviation of a normal distribution divided by its median absolute deviation."""
 _FEWEST: Final = 3
 """Fewest sources from which a spread between sources is estimated."""
 

@@ -20,11 +20,11 @@ from perfmodel.spec import Layout
 OUTLIERS: Final = 4.0
 """Degrees of freedom of the noise of one run: runs far from the others of their site lose weight. Assumed."""
 _REWEIGHTED: Final = 50
-"""Rounds of reweighting, at most."""
+"""Most rounds of reweighting."""
 _ENOUGH: Final = 1e-3
 """Change of the weights that ends the reweighting."""
 _SETTLED: Final = 5
-"""Rounds from which nodes are left out that are less likely than exp(-`_UNLIKELY`) of the likeliest."""
+"""After this many rounds, nodes less likely than exp(-`_UNLIKELY`) times the likeliest are left out."""
 _UNLIKELY: Final = 20.0
 
 # --- what layouts have in common ---------------------------------------------------------------------
@@ -83,7 +83,7 @@ def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordi
 NODES: Final = (3, 5)
 """Quadrature nodes of the two scales. The second scale has more nodes, because further runs keep narrowing it."""
 _MOST_STEPS: Final = 100
-"""Steps of Newton's method, at most; some ten are taken, more where some nodes are far narrower than others."""
+"""Most steps of Newton's method; about ten are usual, more if some nodes are far narrower than others."""
 
 
 # Besides, a whole site may differ from the record by more than any of its factors allows: a cap on power, other clocks,
@@ -103,7 +103,8 @@ class OverallFactor(NamedTuple):
 
 
 OVERALL_FACTORS: Final = (OverallFactor(0.95, 0.0), OverallFactor(0.05, 0.5))
-"""Sites like those of the record, and unusual sites, which take 0.44 to 2.3 times as long in nine of ten cases. The
+"""Two classes of sites: those like the record's, and unusual ones, which take 0.44 to 2.3 times as long in nine of ten
+cases. The
 chances are assumed: with them, 2 to 8 runs of a published source predict its other runs as well as without this class
 (means over sources differ by at most 0.0002), and three runs that agree on being 1.5 times off leave a probability of 2
 % for a usual site. A single run does not count, because it would make predictions of the other runs of published
@@ -225,7 +226,7 @@ class KnownRuns:
     scales: Scales
     """The nodes that are likely given the runs, and how likely."""
     inverse: Float[np.ndarray, "nodes known known"]
-    """Precision matrix K^-1 of the runs as they are measured, outliers with more noise."""
+    """Precision matrix K^-1 of the measured runs, with more noise for outliers."""
     pull: Float[np.ndarray, "nodes known"]
     """alpha = K^-1 y: a covariance with the runs times alpha is the shift that they cause."""
 
