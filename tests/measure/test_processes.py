@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -50,15 +51,19 @@ def is_running(pid: int) -> bool:
 def test_no_child_outlives_its_parent(program: str, number: signal.Signals, tmp_path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(program)
-    parent = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    assert is_running(child)
-    os.kill(parent.pid, number)
-    parent.wait(20)
-    parent.stdout.close()
+    # Whoever runs the tests under nohup ignores SIGHUP, which processes inherit.
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=partial(signal.signal, number, signal.SIG_DFL) if number != signal.SIGKILL else None,
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        os.kill(parent.pid, number)
+        parent.wait(20)
     end_s = time.monotonic() + 20
     while is_running(child) and time.monotonic() < end_s:
         time.sleep(0.05)
