@@ -236,6 +236,9 @@ def counted_stages(
     """
     framework = problem.framework
     outputs = output_bytes(problem, layout) if framework.memory.keeps_outputs else 0.0
+    received = np.zeros(layout.pp)
+    if framework.memory.receives_apart:
+        received = receive_buffer_bytes(problem, layout)
     workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
     context = framework.memory.context_bytes + framework.memory.communicator_bytes * communicators(layout)
 
@@ -243,14 +246,15 @@ def counted_stages(
     has_holes = counter not in ("allocated", "resting") and not framework.memory.planned_memory
     hole_share = FRAGMENTATION / (1 - FRAGMENTATION) if has_holes else 0.0
     counted_of_ranks = []
-    for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
-        # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces.
-        permanent = context if counter == "device" else workspace
+    for rank, (stage, workspace) in enumerate(zip(stages, workspaces[: len(stages)], strict=True)):
+        # The driver (nvidia-smi) counts the context, torch's allocator the libraries' workspaces. Receive buffers stay
+        # from step to step.
+        permanent = (context if counter == "device" else workspace) + float(received[rank])
         transient = stage.buffers - context + outputs
         counted = {"buffers": transient + permanent, "allocator": hole_share * (stage.activations + transient)}
         # Between steps no activation is alive.
         if counter == "resting":
-            counted |= {"activations": 0.0, "buffers": workspace}
+            counted |= {"activations": 0.0, "buffers": permanent}
         counted_of_ranks.append(StageMemory(**(vars(stage) | counted)))
     return tuple(counted_of_ranks)
 
@@ -300,9 +304,30 @@ def workspace_bytes(device: Device) -> float:
 
 def output_bytes(problem: StepProblem, layout: Layout) -> float:
     """16-bit outputs of the first stage for all micro-batches in flight under 1F1B."""
+    return boundary_bytes(problem, layout) * min(layout.pp, problem.job.num_microbatches(layout))
+
+
+def boundary_bytes(problem: StepProblem, layout: Layout) -> float:
+    """Bytes of the 16-bit tensor that a stage sends to the next one for each micro-batch; 0 without a pipeline."""
     model = problem.model
     if layout.pp == 1 or not isinstance(model, Transformer):
         return 0.0
-    tokens = layout.micro_batch * problem.job.tokens_per_sequence
+    tokens = layout.micro_batch * problem.job.tokens_per_sequence / layout.cp
     tokens /= layout.tp if layout.effective_sequence_parallel else 1
-    return 2.0 * tokens * model.hidden * min(layout.pp, problem.job.num_microbatches(layout))
+    return 2.0 * tokens * model.hidden
+
+
+def receive_buffer_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
+    """Bytes of the buffers that each pipeline rank receives into, beside the inputs of micro-batches in flight, which
+    are counted among activations.
+
+    torch makes them before the first step, one for each micro-batch of a step: for the input of every stage but the
+    first, and for the gradient of the output of every stage but the last (PyTorch 2.13
+    torch/distributed/pipelining/stage.py, `_setup_forward_recv_info` and `_create_grad_recv_info`).
+    """
+    (batch,) = layout_batches(problem, [layout])
+    live = program_live(problem.setting, batch.spec)
+    micro_batches = problem.job.num_microbatches(layout)
+    inputs_apart = np.where(live.stage > 0, np.maximum(micro_batches - live.activations, 0.0), 0.0)
+    gradients = np.where(live.stage < batch.spec.n_stages - 1, micro_batches, 0.0)
+    return boundary_bytes(problem, layout) * (inputs_apart + gradients).sum(axis=1)

@@ -177,6 +177,9 @@ class MemoryCosts:
     each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
     keeps_outputs: bool = False
     """A stage keeps the tensor that it sends until its backward (Megatron-LM frees it once it is sent)."""
+    receives_apart: bool = False
+    """A pipeline stage has a buffer of its own for the input and for the output's gradient of every micro-batch of a
+    step (torch.distributed.pipelining). Else those that are not in flight take no memory."""
     slots_per_stage: int = 0
     """Number of micro-batches per pipeline stage for whose activations every rank except the last reserves memory; 0:
     memory is allocated and freed as passes run."""

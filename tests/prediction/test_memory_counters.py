@@ -67,6 +67,22 @@ def test_outputs_that_a_framework_keeps_are_those_of_the_micro_batches_in_flight
         assert keeps - frees == pytest.approx(in_flight * 2 * 1024 * MODEL.hidden / (tp if sequence_parallel else 1))
 
 
+@pytest.mark.parametrize("counter", ["allocated", "resting"])
+@pytest.mark.parametrize("batch", [2, 4, 16])
+def test_buffers_to_receive_into_are_those_of_all_micro_batches(batch: int, counter: str) -> None:
+    """The first stage of 1F1B, whose reports are read, receives gradients alone; the last one inputs alone, of which
+    one is in flight."""
+    layout, boundary = Layout(pp=4), 2 * 1024 * MODEL.hidden
+    shared, apart = (
+        explain(problem_of(PLAIN.replace(receives_apart=on, reported_ranks="first_rank"), batch=batch), layout)
+        for on in (False, True)
+    )
+    assert apart.memory_counted_bytes[counter] - shared.memory_counted_bytes[counter] == pytest.approx(batch * boundary)
+    assert apart.fits_probability <= shared.fits_probability
+    alone = explain(problem_of(PLAIN.replace(receives_apart=True), batch=batch), Layout())
+    assert alone.memory_counted_bytes == explain(problem_of(PLAIN, batch=batch), Layout()).memory_counted_bytes
+
+
 @pytest.mark.parametrize(("reported", "stages"), [("fullest", 4), ("first_rank", 1), ("first_node", 2)])
 def test_reports_are_of_the_ranks_that_a_framework_watches(reported: str, stages: int) -> None:
     """A node of eight devices holds two of the four stages of four devices each."""
