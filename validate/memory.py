@@ -4,11 +4,12 @@ python validate/memory.py --data DIR [--most N] [--collection NAME] [--out TABLE
 
 Reads the collections of DIR (folders `published*`), what notes state made columns, and predicts at most N rows of every
 source, spread evenly over it, with the source's teams left out of all that is fitted. Prints for each collection the
-error of peak memory by source and software, over rows with a measured peak; and of the probability to fit the Brier
-score and reliability. `--out` keeps the predictions.
+error of peak memory by source and software, over rows with a measured peak, and over those of them that say all that
+decides it; and of the probability to fit the Brier score and reliability. `--out` keeps the predictions.
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,11 +25,14 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Site
 from perfmodel.validation import memory_bytes, predict_cases
 from perfmodel.validation.rows import read_tables
+from perfmodel.validation.unstated import OPEN_CHOICES
 
 MOST = 60
 """Rows of a source that are predicted unless --most says otherwise: some sweeps have thousands."""
 OUTCOMES = {"ok": True, "oom": False, "oom_or_crash": False}
 """Whether a run of a status fitted into memory."""
+TAKE_NO_MEMORY = frozenset(choice.name for choice in OPEN_CHOICES if not choice.takes_memory)
+"""Open choices of runs that move their step time alone."""
 EDGES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """Ranges of probabilities in the table of reliability."""
 
@@ -58,8 +62,9 @@ def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
     """Predict the rows of tables that ran, or ran out of memory.
 
     Returns:
-        Columns `case_id`, `source`, `framework`, `recompute`, `measured_bytes` (NaN if not measured), `peak_bytes`,
-        `fits_probability` and `ran`; rows that cannot be predicted are left out.
+        Columns `case_id`, `source`, `framework`, `measured_bytes` (NaN if not measured), `peak_bytes`,
+        `fits_probability`, `ran`, `assumed` and `says_all` (`says_all_of_memory`); rows that cannot be predicted are
+        left out.
     """
     with TemporaryDirectory() as folder:
         runs, _ = read_tables(prepared(files, Path(folder)))
@@ -72,14 +77,27 @@ def predicted_memory(files: Sequence[Path], most: int) -> pd.DataFrame:
             "case_id": runs["case_id"],
             "source": runs["source"],
             "framework": runs["framework"].fillna("unnamed"),
-            "recompute": runs["recompute"],
             "measured_bytes": memory_bytes(runs),
             "peak_bytes": pd.to_numeric(predicted["predicted_peak_memory_bytes"]),
             "fits_probability": pd.to_numeric(predicted["fits_probability"]),
             "ran": runs["status"].map(OUTCOMES),
+            "assumed": predicted["assumed"],
+            "says_all": [says_all_of_memory(assumed) for assumed in predicted["assumed"].fillna("")],
         }
     )
     return pd.DataFrame(table[table["fits_probability"].notna()]).reset_index(drop=True)
+
+
+def says_all_of_memory(assumed: str) -> bool:
+    """Whether nothing that a run leaves open decides its memory.
+
+    Args:
+        assumed: what was assumed of it, as `predict_cases` lists it: names, with what they do to the step time.
+    """
+    # That a run needs more memory than there is, is said by the prediction, and not by the run. It comes last.
+    left_open = assumed.partition("memory: ")[0]
+    names = {re.split(r" \(|: ", assumption)[0] for assumption in left_open.split(", ") if assumption}
+    return names <= TAKE_NO_MEMORY
 
 
 def spread_rows(runs: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -95,12 +113,12 @@ def spread_rows(runs: pd.DataFrame, most: int) -> pd.DataFrame:
 def memory_page(table: pd.DataFrame) -> str:
     """The figures of a collection as Markdown."""
     peaks = table[table["ran"] & table["measured_bytes"].notna()]
-    states_recompute = peaks[peaks["recompute"].notna()]
     unlikely = table[table["ran"] & (table["fits_probability"] < UNLIKELY)]
     parts = [
         "Peak memory, by source and software:",
         memory_table(memory_errors(peaks)),
-        f"Mean over these: {_mean_error(peaks)}; over rows that state recompute: {_mean_error(states_recompute)}.",
+        f"Mean over these: {_mean_error(peaks)}; over rows that say all that decides memory: "
+        f"{_mean_error(peaks[peaks['says_all']])}.",
         f"Brier score of the probability to fit: {brier_score(table):.4f}; "
         f"mean over sources {brier_over_sources(table):.4f}.",
         reliability_table(table),

@@ -11,6 +11,7 @@ from memory import (
     memory_errors,
     memory_page,
     reliability_table,
+    says_all_of_memory,
     spread_rows,
     unlikely_lines,
 )
@@ -24,7 +25,7 @@ def runs_table(
             "case_id": [f"run-{place}" for place in range(len(sources))],
             "source": sources,
             "framework": "software",
-            "recompute": ["full"] + [None] * (len(sources) - 1),
+            "says_all": [True] + [False] * (len(sources) - 1),
             "measured_bytes": measured,
             "peak_bytes": peaks,
             "fits_probability": likely,
@@ -66,6 +67,25 @@ def test_the_page_names_runs_that_ran_against_the_odds_and_weighs_groups_alike()
     # Only rows that ran are compared: the group of source b has none.
     assert "10.0 % (1 groups, 2 rows)" in page
     assert "10.0 % (1 groups, 1 rows)" in page
+
+
+@pytest.mark.parametrize(
+    ("assumed", "says_all"),
+    [
+        ("", True),
+        ("dp_overlap (-2% to +4%)", True),
+        ("dp_overlap (-2% to +4%), network", True),
+        ("dp_overlap, micro_batch", False),
+        ("recompute (-9% to +14%), dp_overlap", False),
+        ("seq_len", False),
+        (
+            "network, memory: predicted to need 90 GiB (99 including allocator losses) of 80 GiB, although it fitted",
+            True,
+        ),
+    ],
+)
+def test_a_run_says_all_of_its_memory_if_only_choices_of_time_are_open(assumed: str, says_all: bool) -> None:
+    assert says_all_of_memory(assumed) == says_all
 
 
 def test_known_reasons_stand_beside_runs():
