@@ -129,6 +129,9 @@ def test_a_framework_with_several_dispatchers_leaves_open_which_exchanges_tokens
     # Its kernels are written for Hopper and what came after.
     older = predict_run(experts | {"device": "A100-SXM4-80GB"})
     assert {case.job.experts.expert_dispatcher for case in older.completions} == {"alltoall"}
+    # DeepEP reaches eight ranks by NVLink, so that nobody takes it in a rack.
+    rack = predict_run(experts | {"device": "GB200-NVL72"})
+    assert {case.job.experts.expert_dispatcher for case in rack.completions} == {"alltoall", "hybridep"}
     stated = predict_run(experts | {"job.expert_dispatcher": "deepep"})
     assert {case.job.experts.expert_dispatcher for case in stated.completions} == {"deepep"}
 

@@ -11,6 +11,10 @@ _BEFORE_HOPPER: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta", "Turi
 """Architectures of NVIDIA without the asynchronous copies of tiles that HybridEP is written in, and for which DeepEP
 is built without its features (DISABLE_SM90_FEATURES): it then runs inside a node alone (deepseek-ai/DeepEP README,
 requirements and installation)."""
+_DEEPEP_NVLINK_PEERS: Final = 8
+"""Ranks that DeepEP's kernels reach by NVLink (deepseek-ai/DeepEP csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS). In a
+rack whose trays share NVLink it would send between trays by adapters, and NVIDIA's code refuses it there
+(Megatron-Bridge training/flex_dispatcher_backend.py, validate_flex_dispatcher_backend: B200 and B300, not GB200)."""
 
 
 class ExpertDispatcher(OpenChoice):
@@ -33,6 +37,8 @@ class ExpertDispatcher(OpenChoice):
         names = case.framework.capabilities.expert_dispatchers
         if case.cluster.device.architecture in _BEFORE_HOPPER:
             names = tuple(name for name in names if name == "alltoall")
+        if case.cluster.levels[0].size > _DEEPEP_NVLINK_PEERS:
+            names = tuple(name for name in names if name != "deepep")
         return [Variant(value=name, job={"expert_dispatcher": name}) for name in names]
 
 
