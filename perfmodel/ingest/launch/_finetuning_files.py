@@ -74,6 +74,7 @@ _TITLES: Final = {
     "ms-swift": "MS-Swift",
     "hf-trainer": "Hugging Face's Trainer",
     "own-program": "the program",
+    "roll": "ROLL",
     "xtuner": "XTuner",
 }
 _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -40,6 +40,7 @@ from perfmodel.ingest.launch._other_tools import refuse_other_tools
 from perfmodel.ingest.launch._primus import primus_command
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
+from perfmodel.ingest.launch._roll import roll_settings
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.ingest.launch.shell import SHELLS
@@ -346,6 +347,9 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
 
     Front ends come first, as their files share keys with those of DeepSpeed and Accelerate that they hold or name.
     """
+    of_roll = roll_settings(source)
+    if of_roll is not None:
+        return of_roll
     refuse_other_tools(source.entries, source.place)
     front_end = finetuning_format(source.entries)
     of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None

@@ -129,7 +129,10 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
         if item == "_self_":
             order.append(None)
         elif isinstance(item, str):
-            order.append(_NamedFile(f"{item}.yaml", "", listed.line))
+            # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package after the mark.
+            name, _, package = item.partition("@")
+            prefix = "" if package in ("", "_here_", "_global_") else f"{package}."
+            order.append(_NamedFile(f"{name}.yaml", prefix, listed.line))
         elif isinstance(item, dict):
             # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
             groups = [(str(k), v) for k, v in item.items() if not str(k).startswith("override ") and v is not None]
