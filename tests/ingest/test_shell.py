@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch.shell import Script, calculate, run_script
+from perfmodel.ingest.launch import parse_launch
+from perfmodel.ingest.launch.shell import Script, calculate, requested, run_script, slurm_variables
 
 
 def certain(script: Script) -> list[list[str]]:
@@ -77,6 +78,23 @@ SAME_AS_BASH = {
     "long loops": "N=0; for ((i = 0; i < 1500; i++)); do N=$((N + 2)); done; run $N $i",
     "counted first": "A=3; B=$((++A)); C=$((--A)); run $A $B $C",
     "break and continue": "for i in 1 2 3 4; do [ $i = 2 ] && continue; [ $i = 4 ] && break; A+=$i; done; run $A",
+    "lines that a loop reads": "while read -r a b; do run $a \"x$b\"; done <<EOF\n1 2 3\n\n4\nEOF\nrun $a on",
+    "lines of a string": 'while IFS=, read -r a b; do [ -z "$a" ] && continue; run $b $a; done '
+                         "<<< $'1,2\\n3,4'; run on",
+    "lines of a file": "printf 'a 1\\nb 2' > in_6.txt; while read -r k v; do A+=\"--$k $v \"; done < in_6.txt; run $A; "
+                       "while read -r k v || [ -n \"$k\" ]; do B+=\"--$k $v \"; done < in_6.txt; run $B",
+    "lines of a pipeline": "N=0; printf '%s\\n' 1 2 | while read x; do N=$x; run $N; done; run $N; "
+                           "echo 3 4 | { read x y; run $y; }; while read x; do N=$x; done < <(seq 3); run $N",
+    "loops that read inside each other": "while read a; do while read b; do run $a$b; done <<E\nx\ny\nE\n"
+                                         "done <<F\n1\n2\nF\n",
+    "breaks in a loop that reads": "while read a; do case $a in '#'*) continue;; end) break;; esac; run $a; done <<E\n"
+                                   "# no\n1\nend\n2\nE\nrun on",
+    "quotes with signs": "A=$'a b\\tc\\nd\\'e'; run \"$A\" x$'\\\\y'; IFS=$'\\n'; "
+                         "for i in $(printf '1 2\\n3'); do run $i; done",
+    "lines that are counted": "printf 'a\\nb\\nb\\n' > in_7.txt; run $(wc -l < in_7.txt) "
+                              "$(sort -u in_7.txt | wc -l) $(cat in_7.txt) on",
+    "matches": 'A=(--num-layers 61 --x 2); run $(echo "${A[@]}" | grep -oP \'(?<=--num-layers )\\d+\') '
+               '$(echo llama-13b | grep -oE "[0-9]+") $(echo tp4 | grep -oP "tp\\K[0-9]+") $(echo a1 | grep -oP "\\w")',
     "while": "i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; run $i; until (( i == 5 )); do ((i++)); done; run $i",
     "functions": "f() { local A=7; run $1 $A; }; A=1; f x; run $A; function g { run $#; }; g a b c",
     "return": "f() { A=1; return; A=2; }; f; run $A",
@@ -337,3 +355,61 @@ def test_read_divides_a_line_as_bash_does(separators: str | None, text: str, nam
     ran = subprocess.run(["bash", "-c", f"{line}\necho {shown}"], capture_output=True, text=True, check=False).stdout
     (command,) = run_script(f"{line}\nrun --it {shown}\n", "run.sh", {}).commands
     assert command.argv[-1].text == ran.rstrip("\n")
+
+
+LINES = st.lists(st.lists(st.sampled_from(["1", "24", "a-b", "x,y", "#"]), max_size=3).map(" ".join), max_size=4)
+READS = (
+    "while read -r a b; do BODY; done <<'EOF'\nTEXT\nEOF\n",
+    "while IFS=, read -r a b; do BODY; done <<< 'TEXT'",
+    "printf '%s\\n' 'TEXT' | while read a b; do BODY; done",
+    "while read a b; do BODY; done < <(printf '%s\\n' 'TEXT')",
+    "{ read a b; BODY; read b; BODY; } <<'EOF'\nTEXT\nEOF\n",
+    "f() { while read -r a b; do BODY; done; }; f <<'EOF'\nTEXT\nEOF\n",
+)
+BODIES = ('run "$a" "$b"', '[ "$a" = 1 ] && continue; run "$a" $b', 'c="$c$a"; run "$c"')
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@settings(max_examples=60, deadline=None)
+@given(lines=LINES, form=st.sampled_from(READS), body=st.sampled_from(BODIES))
+def test_a_loop_over_a_text_runs_what_bash_runs(lines: list[str], form: str, body: str) -> None:
+    # The last line is no blank one: those at the end of an output are cut off.
+    in_loop = body if "while" in form else body.replace("continue", ":")
+    text = "a=; b=; c=; " + form.replace("BODY", in_loop).replace("TEXT", "\n".join([*lines, "z"])) + '\nrun "$a$c" on'
+    stub = 'run() { for word in run "$@"; do printf "%s\\036" "$word"; done; printf "\\n"; }\n'
+    ran = subprocess.run(["bash", "-c", stub + text], capture_output=True, text=True, check=False).stdout
+    expected = [line.split("\036")[:-1] for line in ran.split("\n")[:-1]]
+    assert certain(run_script(text, "run.sh", {})) == expected
+
+
+@pytest.mark.parametrize("source", ["< $HOSTS", "< absent.txt", "< <(nvidia-smi -L)"])
+def test_a_loop_over_what_nobody_knows_leaves_its_variables_unknown(source: str) -> None:
+    script = run_script(f"N=0; while read x; do N=$((N+1)); done {source}; run $N", "run.sh", {})
+    assert certain(script) == [["run", "${N}"]]
+    assert any("loop" in note for note in script.notes)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 16])
+@pytest.mark.parametrize(
+    "count",
+    ["$(wc -l < $PBS_NODEFILE)", '$(cat "$PBS_NODEFILE" | uniq | wc -l)', "$(sort -u ${PBS_NODEFILE} | wc -l)"],
+)
+def test_nodes_of_pbs_are_counted(count: str, nodes: int) -> None:
+    variables = slurm_variables(requested(f"#PBS -l select={nodes}:ngpus=4\n"))
+    script = run_script(f"N={count}; run $((N * 4))", "run.sh", {}, variables=variables)
+    assert certain(script) == [["run", str(nodes * 4)]]
+
+
+@pytest.mark.parametrize(
+    "command", ["mpirun -np {} -npernode 8", "mpiexec -n {} --ppn 8", "mpirun --np {} -npernode 8"]
+)
+@pytest.mark.parametrize("job", ["", "#$ -l rt_AF=4\n", "#PBS -l select=4\n", "#SBATCH --nodes=4\n"])
+def test_processes_of_a_node_do_not_tell_how_many_nodes_there_are(command: str, job: str) -> None:
+    sizes = (
+        "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 "
+        "--max-position-embeddings 2048 --global-batch-size 64 --tensor-model-parallel-size 2"
+    )
+    for processes in ("$((8 * NHOSTS))", "$((8 * COUNTED))", "32"):
+        launch = parse_launch(f"{job}{command.format(processes)} python pretrain_gpt.py {sizes}\n", "run.sh")
+        is_known = processes == "32" or bool(job)
+        assert launch.devices == (32 if is_known else None)

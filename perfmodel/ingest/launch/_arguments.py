@@ -144,7 +144,7 @@ def read_arguments(
     best = max(commands, key=lambda command: len(_known(command, known)), default=Command(()))
     notes += _note_on_others(best, commands, known, switches)
     entries = command_entries(best.argv, known, switches)
-    started = _numbers_of(best.argv)
+    started = _numbers_of(best.argv, bool({"nodes", "ntasks"} & set(job)))
     if "ntasks-per-node" in started:
         # The job's number of tasks is that of the whole job, of which this command runs a part.
         job.pop("ntasks", None)
@@ -238,8 +238,13 @@ def _known_values(command: Command, known: frozenset[str], switches: frozenset[s
     return {name: entry.value for name, entry in entries.items() if name in known}
 
 
-def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
-    """Numbers that the schedulers which start a command are told."""
+def _numbers_of(argv: Sequence[Word], has_nodes: bool) -> dict[str, int]:
+    """Numbers that the schedulers which start a command are told.
+
+    Args:
+        argv: words of the command.
+        has_nodes: whether the job around it says on how many nodes it runs.
+    """
     texts = [word.text for word in argv]
     names = [Path(text).name for text in texts]
     # Schedulers may start one another (`sbatch ... srun ... python`); the options of each end where the next begins.
@@ -252,7 +257,7 @@ def _numbers_of(argv: Sequence[Word]) -> dict[str, int]:
         if names[start] in _SLURM:
             numbers |= slurm_numbers(options)
         else:
-            numbers |= mpi_numbers(options)
+            numbers |= mpi_numbers(options, has_nodes or "nodes" in numbers)
     return numbers
 
 

@@ -58,6 +58,8 @@ _WORDS: Final = (
     (Harm.MODEL, "size sizes"),
 )
 _PHRASES: Final = (
+    # Ranks of latent attention, not of adapters.
+    (re.compile(r"(^|-)(q|kv|o)-lora-(rank|dim)"), Harm.MODEL),
     (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),
     (re.compile(r"(^|-)(log|logging|wandb|tensorboard)(-|$)"), Harm.TIME),
     # Routing among the experts of a few groups sends fewer messages; it changes no size.

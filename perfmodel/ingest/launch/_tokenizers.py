@@ -73,7 +73,8 @@ _FAMILIES: Final = (
     (r"bert.*uncased", 30522),
     (r"bert.*cased", 28996),
     (r"opt-", 50272),
-    (r"gpt-?2|gpt-?3", 50257),
+    # Not `JapaneseGPT2Tokenizer`, which has the type but not the vocabulary.
+    (r"(?<![a-z])(distil)?gpt-?[23]", 50257),
 )
 """Names of tokenizers, as patterns, and the size of each one's vocabulary."""
 

@@ -13,10 +13,12 @@ from perfmodel.ingest.launch.shell._expansion import (
     State,
     Value,
     Word,
+    divided_at,
     next_index,
     unset_as_empty,
     with_braces,
 )
+from perfmodel.ingest.launch.shell._output import as_lines
 from perfmodel.ingest.launch.shell._values import Condition, calculate, unknown
 
 LONGEST_VALUE: Final = 500_000
@@ -32,6 +34,8 @@ class Builtins(Expander):
         """Texts that commands have written so far inside `$(...)`; None outside."""
         self.folder = "."
         """Folder in which a command inside `$(...)` runs."""
+        self.streams: list[list[str] | None] = []
+        """For every block that reads a text, the lines that are left of it; None where nobody knows the text."""
         self.locals: list[dict[str, Value | None]] = []
         """For every function that runs, the values that its local variables have outside."""
 
@@ -177,22 +181,55 @@ class Builtins(Expander):
     def read(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         names = [word.text for word in argv[1:] if word.text.isidentifier()]
         # Only text that the script itself holds can be read; standard input is nobody's.
-        if node.here is None or not names:
+        if not names:
             return None
-        text = self.text_of(node.here).strip("\n")
-        if _is_of_unknown_program(node.here, text):
-            return None
-        separators = self.state.variables.get("IFS", {}).get("0")
-        characters = _BLANKS if separators is None else separators.text
+        is_last = False
+        if node.here is None:
+            line = self.next_line(argv)
+            if line is None:
+                return None
+            # A line that ends without an end of line is read, but ends a loop.
+            text, is_last = line.removesuffix("\n"), not line.endswith("\n")
+        else:
+            text = self.text_of(node.here).strip("\n")
+            if _is_of_unknown_program(node.here, text):
+                return None
+        characters = self.separators()
         if any(re.match(r"-[A-Za-z]*a", word.text) for word in argv[1:]):
-            elements = _divided(text, characters)
+            elements = divided_at(text, characters)
             self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(elements)}
-            return True
+            return not is_last
         # The last name takes what is left; names without a piece are empty.
-        values = [*_divided(text, characters, len(names)), *[""] * len(names)]
+        values = [*divided_at(text, characters, len(names)), *[""] * len(names)]
         for name, value in zip(names, values, strict=False):
-            self.state.variables[name] = {"0": Word(value, node.here.line)}
-        return True
+            self.state.variables[name] = {"0": Word(value, node.line if node.here is None else node.here.line)}
+        return not is_last
+
+    def next_line(self, argv: Sequence[Word]) -> str | None:
+        """The next line of the text that the block around reads, empty at its end; None if nobody knows it."""
+        lines = self.streams[-1] if self.streams else None
+        # Options that read from another descriptor, or up to another character.
+        if lines is None or any(re.match(r"-[A-Za-z]*[dnNut]", word.text) for word in argv[1:]):
+            return None
+        return lines.pop(0) if lines else ""
+
+    @contextmanager
+    def reading(self, text: str | None) -> Iterator[None]:
+        """A block that reads a text; None for one that nobody knows."""
+        # Not `splitlines`, which knows more ends of lines than the shell does.
+        self.streams.append(None if text is None else re.findall(r"[^\n]*\n|[^\n]+", text))
+        try:
+            yield
+        finally:
+            self.streams.pop()
+
+    def text_for(self, node: tree.Fed) -> str | None:
+        """The text that a block reads; None if nobody knows it."""
+        if node.here is not None:
+            text = self.text_of(node.here)
+            return None if _is_of_unknown_program(node.here, text) else as_lines(node.here, text)
+        name = self.joined(node.file).text if node.file is not None else ""
+        return None if unknown(name) else self.script_beside(name)
 
     def map_file(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         """`mapfile -t LINES < <(command)` makes every line an element of an array."""
@@ -273,33 +310,3 @@ def _is_of_unknown_program(here: tree.HereText, text: str) -> bool:
     """Whether a text to be read is the output of a program that nobody knows, and not one with unset variables."""
     is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
     return is_output and unknown(text)
-
-
-_BLANKS: Final = " \t\n"
-"""Characters that divide words where IFS is not set."""
-
-
-def _divided(text: str, separators: str, most: int = 0) -> list[str]:
-    """Pieces of a text that `read` makes.
-
-    Args:
-        text: what is read.
-        separators: characters of IFS: blanks among them divide together, and the others each for itself.
-        most: number of pieces, the last of which keeps its separators; 0 for as many as there are.
-    """
-    if not separators:
-        return [text] if text else []
-    blanks = "".join(character for character in separators if character in _BLANKS)
-    marks = "".join(character for character in separators if character not in _BLANKS)
-    text = text.strip(blanks) if blanks else text
-    if not text:
-        return []
-    around = f"[{re.escape(blanks)}]*" if blanks else ""
-    options = [f"{around}[{re.escape(marks)}]{around}"] if marks else []
-    options += [f"[{re.escape(blanks)}]+"] if blanks else []
-    pieces = re.split("|".join(options), text, maxsplit=max(0, most - 1)) if most != 1 else [text]
-    # A mark at the end closes the last piece and opens none.
-    if not most:
-        return pieces if pieces[-1] else pieces[:-1]
-    rest = _divided(pieces[-1], separators)
-    return [*pieces[:-1], *rest] if len(rest) < 2 else pieces

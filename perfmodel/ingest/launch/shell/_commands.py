@@ -96,7 +96,10 @@ class Commands(Builtins):
         if builtin is not None:
             return builtin(node, argv)
         if head in self.state.functions:
-            return self.call(head, argv)
+            if node.here is None:
+                return self.call(head, argv)
+            with self.reading(self.text_for(tree.Fed(node, node.here, None))):
+                return self.call(head, argv)
         if head in WRITING and self.writes(node, argv) and node.here is not None:
             return True
         # Some scripts print the command that users shall run (`echo "torchrun ..."`): it counts if no other trains.

@@ -109,10 +109,21 @@ class Expander:
             texts.append(part.written if values is None else separator.join(word.text for word in values))
         return Word("".join(texts), raw.line)
 
+    def separators(self) -> str:
+        """Characters at which words are divided (IFS)."""
+        separators = self.state.variables.get("IFS", {}).get("0")
+        return _BLANKS if separators is None else separators.text
+
     def separator(self) -> str:
         """What stands between the elements of an array that are written as one word: the first character of IFS."""
-        separators = self.state.variables.get("IFS", {}).get("0")
-        return " " if separators is None else separators.text[:1]
+        return self.separators()[:1]
+
+    def divided(self, word: Word) -> list[Word]:
+        """Words that a value without quotes becomes."""
+        separators = self.separators()
+        if separators == _BLANKS:
+            return pieces(word)
+        return [Word(piece, word.line) for piece in divided_at(word.text, separators)]
 
     def expand(self, raw: tree.RawWord) -> list[Word]:
         """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
@@ -131,7 +142,7 @@ class Expander:
             if not part.quoted:
                 divided: list[Word] = []
                 for value in values:
-                    divided += pieces(value)
+                    divided += self.divided(value)
                 values = divided
             elif len(values) > 1 and _is_joined(part):
                 values = [Word(self.separator().join(value.text for value in values), values[0].line)]
@@ -424,3 +435,33 @@ def with_braces(argv: list[Word]) -> list[Word]:
         step = 1 if last >= first else -1
         written += [Word(f"{match[1]}{i}{match[4]}", word.line) for i in range(first, last + step, step)]
     return written
+
+
+_BLANKS: Final = " \t\n"
+"""Characters that divide words where IFS is not set."""
+
+
+def divided_at(text: str, separators: str, most: int = 0) -> list[str]:
+    """Pieces of a text that `read`, or a variable without quotes, becomes.
+
+    Args:
+        text: what is read.
+        separators: characters of IFS: blanks among them divide together, and the others each for itself.
+        most: number of pieces, the last of which keeps its separators; 0 for as many as there are.
+    """
+    if not separators:
+        return [text] if text else []
+    blanks = "".join(character for character in separators if character in _BLANKS)
+    marks = "".join(character for character in separators if character not in _BLANKS)
+    text = text.strip(blanks) if blanks else text
+    if not text:
+        return []
+    around = f"[{re.escape(blanks)}]*" if blanks else ""
+    options = [f"{around}[{re.escape(marks)}]{around}"] if marks else []
+    options += [f"[{re.escape(blanks)}]+"] if blanks else []
+    pieces = re.split("|".join(options), text, maxsplit=max(0, most - 1)) if most != 1 else [text]
+    # A mark at the end closes the last piece and opens none.
+    if not most:
+        return pieces if pieces[-1] else pieces[:-1]
+    rest = divided_at(pieces[-1], separators)
+    return [*pieces[:-1], *rest] if len(rest) < 2 else pieces

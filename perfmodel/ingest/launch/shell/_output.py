@@ -5,6 +5,7 @@ Nothing is executed: every command has its meaning written here, and all others 
 
 import re
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -16,11 +17,21 @@ MOST_NODES: Final = 100_000
 """Names of nodes that are made up at most."""
 
 
+def as_lines(here: tree.HereText, text: str) -> str:
+    """The text of a here-document as it is read: the shell ends what stands behind `<<<` as a line."""
+    is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
+    # What a command writes ends as a line already, before it is cut off, or is empty.
+    if here.word is None or (is_output and (not text or text.endswith("\n"))):
+        return text
+    return f"{text}\n"
+
+
 def pipeline_output(
     node: tree.Pipeline,
     expand: Expand,
     text_of: Callable[[tree.HereText], str],
     variable: Callable[[str], str | None],
+    file_text: Callable[[str], str | None],
     folder: str,
 ) -> str | None:
     """Text that a pipeline writes; None if it is not known.
@@ -30,6 +41,7 @@ def pipeline_output(
         expand: words that a word becomes.
         text_of: text of a here-document.
         variable: value of a variable.
+        file_text: text of a file; None of one that is not there.
         folder: where it runs.
     """
     # Each command gets what the one before it writes; one that is not known makes the whole output unknown.
@@ -41,6 +53,15 @@ def pipeline_output(
         for raw in command.raw_words:
             argv += expand(raw)
         stdin = text if command.here is None else text_of(command.here)
+        if command.here is not None and command.here.word is not None:
+            if stdin is None or unknown(stdin):
+                return None
+            stdin = as_lines(command.here, stdin)
+        # Files that the script writes or that lie beside it are known.
+        if stdin is None and argv[:1] in (["cat"], ["sort"], ["uniq"], ["wc"], ["head"]) and not unknown(argv[-1]):
+            text = file_text(argv[-1])
+            if text is not None:
+                argv, stdin = argv[:-1], text
         text = command_output(argv, stdin, folder, variable)
         if text is None:
             return None
@@ -82,7 +103,8 @@ def command_output(
         first, last = (1, int(plain[0])) if len(plain) == 1 else (int(plain[0]), int(plain[1]))
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
     # Names of nodes are made up: scripts count them and take the first as master.
-    if head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
+    is_list = head in ("cat", "sort", "uniq") and plain == ["${PBS_NODEFILE}"]
+    if is_list or (head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"])):
         nodes = variable("SLURM_NNODES") or ""
         if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
             return None
@@ -144,13 +166,20 @@ def _filtered(head: str, arguments: list[str], text: str) -> str | None:
         and not re.search(r"\w-\w|\[|\\[^n]", arguments[1])
     ):
         return "".join(character for character in text if character not in arguments[1].replace("\\n", "\n"))
+    if head == "grep":
+        return _matches(arguments, text)
     if head == "awk":
         return _columns(arguments, text)
     if head == "sed":
         return _replaced(arguments, text)
-    if head in ("sort", "uniq") and not arguments:
+    if (head == "sort" and arguments in ([], ["-u"])) or (head == "uniq" and not arguments):
         lines = text.splitlines()
-        return "".join(f"{line}\n" for line in (sorted(lines) if head == "sort" else dict.fromkeys(lines)))
+        if head == "sort":
+            lines.sort()
+        # `uniq` leaves out lines that repeat the one before.
+        if head == "uniq" or arguments:
+            lines = [line for line, _ in groupby(lines)]
+        return "".join(f"{line}\n" for line in lines)
     return None
 
 
@@ -167,6 +196,27 @@ def _columns(arguments: list[str], text: str) -> str | None:
         # Column 0 is the whole line, and one that is not there is empty.
         columns.append(line if index == 0 else "".join(parts[index - 1 : index]))
     return "".join(f"{column}\n" for column in columns)
+
+
+_SET: Final = r"(?:\\[dwS]|\[\^?[\w .,=:/-]+\])"
+_EXTRACTS: Final = re.compile(rf"(\(\?<=[\w =:./,-]*\)|[\w =:./,-]*)(\\K)?({_SET}[+*]?)?([\w =:./,-]*)")
+"""Patterns of `grep -o`: a plain text, perhaps only in front of what is written, and one set of characters."""
+
+
+def _matches(arguments: list[str], text: str) -> str | None:
+    """Output of `grep -o`, for patterns with at most one set of characters; None for others."""
+    options = "".join(argument.lstrip("-") for argument in arguments if argument.startswith("-"))
+    patterns = [argument for argument in arguments if not argument.startswith("-")]
+    parts = _EXTRACTS.fullmatch(patterns[0]) if len(patterns) == 1 else None
+    # `+` and `(?<=` mean more than themselves only in Perl's and the extended patterns.
+    if parts is None or "o" not in options or set(options) - set("oPE") or not set(options) & set("PE"):
+        return None
+    before, keep, characters, behind = parts.groups(default="")
+    pattern = re.compile(f"{before}(?P<written>{characters}{behind})" if keep else f"(?P<written>{patterns[0]})")
+    pieces: list[str] = []
+    for line in text.splitlines():
+        pieces += [match["written"] for match in pattern.finditer(line)]
+    return "".join(f"{piece}\n" for piece in pieces if piece)
 
 
 def _replaced(arguments: list[str], text: str) -> str | None:

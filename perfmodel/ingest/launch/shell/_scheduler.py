@@ -13,12 +13,16 @@ NUMBERED: Final = ("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node"
 _SHORT: Final = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _PBS: Final = re.compile(r"^#PBS[ \t]+-l[ \t]+(?:select|nodes)=(\d+)(\S*)", re.MULTILINE)
+_GRID: Final = re.compile(r"^#\$[ \t]+-l[ \t]+rt_A?F=(\d+)", re.MULTILINE)
+"""Whole nodes that a job of ABCI asks Grid Engine for (its documentation, Job Execution Resource)."""
 _MPI: Final = {
     "-n": "ntasks",
     "-np": "ntasks",
+    "--np": "ntasks",
     "--ntasks": "ntasks",
     "-N": "ntasks-per-node",
     "-ppn": "ntasks-per-node",
+    "--ppn": "ntasks-per-node",
     "-npernode": "ntasks-per-node",
     "--npernode": "ntasks-per-node",
 }
@@ -42,6 +46,8 @@ def requested(text: str) -> dict[str, int]:
         per_node = re.search(r":(?:ngpus|gpus|ppn)=(\d+)", rest)
         if per_node:
             numbers["gpus-per-node"] = int(per_node[1])
+    for nodes in _GRID.findall(text):
+        numbers["nodes"] = int(nodes)
     return numbers | slurm_numbers(directives(text))
 
 
@@ -79,15 +85,25 @@ def slurm_numbers(options: Sequence[str]) -> dict[str, int]:
     return {name: number for name, number in numbers.items() if name in ("nodes", "ntasks", "gpus", "cpus-per-task")}
 
 
-def mpi_numbers(options: Sequence[str]) -> dict[str, int]:
-    """Processes, and those per node, among the options of mpirun."""
+def mpi_numbers(options: Sequence[str], has_nodes: bool) -> dict[str, int]:
+    """Processes, and those per node, among the options of mpirun.
+
+    Args:
+        options: words behind it.
+        has_nodes: whether the number of nodes is known otherwise.
+    """
     numbers: dict[str, int] = {}
+    is_open = False
     for option, following in pairwise(options):
+        is_open |= _MPI.get(option) == "ntasks" and not following.isdecimal()
         if option in _MPI and following.isdecimal():
             numbers[_MPI[option]] = int(following)
         per_node = re.fullmatch(r"ppr:(\d+):node(:.*)?", following) if option in ("--map-by", "-map-by") else None
         if per_node:
             numbers["ntasks-per-node"] = int(per_node[1])
+    # Processes of a node do not tell how many there are on nodes that nobody counts.
+    if is_open and not has_nodes:
+        numbers.pop("ntasks-per-node", None)
     return numbers
 
 
@@ -101,6 +117,8 @@ def slurm_variables(numbers: Mapping[str, int]) -> dict[str, str]:
     # Scripts multiply these to get their world size. The script is followed as rank 0 would run it.
     known: dict[str, int | None] = {
         "SLURM_NNODES": numbers.get("nodes"),
+        # Grid Engine: submit(1), section ENVIRONMENTAL VARIABLES
+        "NHOSTS": numbers.get("nodes"),
         "SLURM_JOB_NUM_NODES": numbers.get("nodes"),
         "SLURM_NTASKS": tasks,
         "SLURM_NPROCS": tasks,

@@ -173,7 +173,13 @@ class _Interpreter(Commands):
             if last and i and isinstance(command, tree.Simple) and command.raw_words:
                 self.pipe_into_file(node, command)
             printed = self.echoed_text(command) if not last else None
-            status = self.run(command)
+            piped = self.piped_text(node) if last and i and isinstance(command, (tree.While, tree.Group)) else None
+            if piped is None:
+                status = self.run(command)
+                continue
+            # What the last command of a pipeline sets is gone after it.
+            with self.subshell(), self.reading(piped):
+                status = self.run(command)
         if node.negated and status is not None:
             return not status
         return status
@@ -184,13 +190,18 @@ class _Interpreter(Commands):
         if not argv or (argv[0].text != "tee" and last.output is None):
             return
 
+        text = self.piped_text(node)
+        if text is not None:
+            self.writes(last, argv, text)
+
+    def piped_text(self, node: tree.Pipeline) -> str | None:
+        """Text that the last command of a pipeline reads; None if nobody knows it."""
+
         def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
 
         before = tree.Pipeline(node.commands[:-1], False)
-        text = pipeline_output(before, expand, self.text_of, self.variable, self.folder)
-        if text is not None:
-            self.writes(last, argv, text)
+        return pipeline_output(before, expand, self.text_of, self.variable, self.script_beside, self.folder)
 
     # Output of commands, `$(...)`.
 
@@ -226,7 +237,7 @@ class _Interpreter(Commands):
         def expand(raw: tree.RawWord) -> list[str]:
             return [word.text for word in self.expand(raw)]
 
-        text = pipeline_output(node, expand, self.text_of, self.variable, self.folder)
+        text = pipeline_output(node, expand, self.text_of, self.variable, self.script_beside, self.folder)
         if text is None or self.captured_output is None:
             raise _Unknown
         self.captured_output.append(text)
@@ -273,6 +284,9 @@ class _Interpreter(Commands):
             case tree.Function():
                 self.state.functions[node.name] = node.body
                 return True
+            case tree.Fed():
+                with self.reading(self.text_for(node)):
+                    return self.run(node.block)
             case tree.Group():
                 if not node.subshell:
                     return self.sequence(node.body)

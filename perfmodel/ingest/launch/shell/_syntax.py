@@ -16,6 +16,7 @@ from perfmodel.ingest.launch.shell._tree import (
     Calculation,
     Case,
     CountingFor,
+    Fed,
     For,
     Function,
     Group,
@@ -97,7 +98,7 @@ class _Parser(WordParser):
     def here_text(self, here: HereText) -> None:
         # `<<-EOF` allows tabs before the end word. An indented one is taken for
         # the end of `<<EOF` too, which the shell would only warn about.
-        end = re.compile(rf"^\s*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
+        end = re.compile(rf"^[ \t]*{re.escape(here.delimiter)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
         if end is None:
             raise broken(self.place, here.line, f"the here-document is never closed; add its {here.delimiter}")
         here.text, here.line = self.text[self.at : end.start()], self.line
@@ -217,14 +218,25 @@ class _Parser(WordParser):
         return self.simple()
 
     def redirected(self, node: Node) -> Node:
-        """A block whose redirections, which change nothing that matters here, have been passed over."""
+        """A block with the text that it reads; other redirections change nothing that matters here."""
         self.blanks()
         redirection = _REDIRECTION.match(self.text, self.at)
+        fed = None
         while redirection:
-            self.redirection(redirection)
+            target = self.redirection(redirection)
+            # A number in front is that of another descriptor.
+            if target is not None and redirection[0] in ("<", "<<", "<<-", "<<<"):
+                fed = self.fed(node, target)
             self.blanks()
             redirection = _REDIRECTION.match(self.text, self.at)
-        return node
+        return node if fed is None else fed
+
+    def fed(self, node: Node, target: HereText | RawWord) -> Fed:
+        if isinstance(target, HereText):
+            return Fed(node, target, None)
+        if _is_output(target):
+            return Fed(node, HereText("", False, word=target, line=self.line), None)
+        return Fed(node, None, target)
 
     def if_block(self, line: int) -> If:
         branches: list[tuple[Sequence, Sequence]] = []
@@ -360,9 +372,19 @@ class _Parser(WordParser):
             redirection = _REDIRECTION.match(self.text, self.at)
             if redirection:
                 target = self.redirection(redirection)
+                # `wc -l < hosts` writes what `cat hosts | wc -l` does.
+                if isinstance(target, RawWord) and redirection[0] == "<" and _is_plain(raw_words, _COUNTING):
+                    file = self.text[redirection.end() : self.at].strip()
+                    catenated = Part("output", f"cat {file}", False, self.line)
+                    target = HereText("", False, word=RawWord((catenated,), self.line), line=self.line)
                 here = target if isinstance(target, HereText) else here
                 # `read A B < <(command)`, as if the text stood behind `<<<`.
-                if isinstance(target, RawWord) and redirection[1] == "<" and _reads(raw_words) and _is_output(target):
+                if (
+                    isinstance(target, RawWord)
+                    and redirection[1] == "<"
+                    and _is_plain(raw_words, READING)
+                    and _is_output(target)
+                ):
                     here = HereText("", False, word=target, line=self.line)
                 # What goes to descriptor 2 are messages.
                 if isinstance(target, RawWord) and ">" in redirection[1] and not redirection[0].startswith("2"):
@@ -428,9 +450,13 @@ class _Parser(WordParser):
                 self.at += 1
 
 
-def _reads(raw_words: list[RawWord]) -> bool:
-    """Whether a command sets variables to what it reads."""
-    return bool(raw_words) and [part.text for part in raw_words[0].parts] in [[name] for name in READING]
+_COUNTING: Final = ("wc", "sort", "uniq", "head")
+"""Commands whose output follows from the lines that they read."""
+
+
+def _is_plain(raw_words: list[RawWord], names: tuple[str, ...]) -> bool:
+    """Whether a command is one of these."""
+    return bool(raw_words) and [part.text for part in raw_words[0].parts] in [[name] for name in names]
 
 
 def _is_output(word: RawWord) -> bool:

@@ -185,7 +185,16 @@ class Group:
     subshell: bool
 
 
-Node = Simple | Test | Calculation | If | While | For | CountingFor | Case | Function | Group
+@dataclass(frozen=True)
+class Fed:
+    """A block that reads a text: that of a here-document (`done <<EOF`), or of a file (`done < runs.txt`)."""
+
+    block: "Node"
+    here: HereText | None
+    file: RawWord | None
+
+
+Node = Simple | Test | Calculation | If | While | For | CountingFor | Case | Function | Group | Fed
 
 
 def lines_in(text: str) -> int:

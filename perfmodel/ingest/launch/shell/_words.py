@@ -30,6 +30,11 @@ def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
     return RawWord(tuple(parser.parts), line)
 
 
+_ESCAPED: Final = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+"""Signs behind a backslash in `$'...'`; others, such as numbers of characters, stay as they are written."""
+
+
 class WordParser:
     """A position in a text, and the words that begin there."""
 
@@ -118,8 +123,10 @@ class WordParser:
             self.single_quoted()
         elif char == '"':
             self.double_quoted()
-        # `$'...'` and `$"..."` are quotes of bash, read like the plain ones.
-        elif char == "$" and self.text[self.at + 1 : self.at + 2] in ("'", '"'):
+        elif self.text.startswith("$'", self.at):
+            self.escaped()
+        # `$"..."` is a text to translate, read like the plain one.
+        elif self.text.startswith('$"', self.at):
             self.at += 1
         elif char == "$":
             self.dollar(quoted=False)
@@ -138,6 +145,15 @@ class WordParser:
         self.literal(self.text[self.at + 1 : end], quoted=True)
         self.line += lines_in(self.text[self.at : end])
         self.at = end + 1
+
+    def escaped(self) -> None:
+        """`$'...'`, in which a backslash begins a sign, as in `IFS=$'\\n'`."""
+        match = _ESCAPED.match(self.text, self.at)
+        if match is None:
+            raise broken(self.place, self.line, "a quote is opened here and never closed; add its '")
+        self.literal(re.sub(r"\\(.)", lambda sign: _SIGNS.get(sign[1], sign[0]), match[1]), quoted=True)
+        self.line += lines_in(match[0])
+        self.at = match.end()
 
     def double_quoted(self) -> None:
         opened = self.line
