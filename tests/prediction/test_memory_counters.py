@@ -8,7 +8,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.prediction import StepProblem, explain, step_problem
 from perfmodel.prediction.memory import checkpoint_bytes as whole_checkpoint_bytes
-from perfmodel.prediction.memory import needed_memory, rank_checkpoint_bytes
+from perfmodel.prediction.memory import fullness, needed_memory, rank_checkpoint_bytes
 from perfmodel.spec import Framework, Job, Layout
 
 MIB = 2**20
@@ -67,20 +67,31 @@ def test_outputs_that_a_framework_keeps_are_those_of_the_micro_batches_in_flight
         assert keeps - frees == pytest.approx(in_flight * 2 * 1024 * MODEL.hidden / (tp if sequence_parallel else 1))
 
 
-@pytest.mark.parametrize("counter", ["allocated", "resting"])
-@pytest.mark.parametrize("batch", [2, 4, 16])
-def test_buffers_to_receive_into_are_those_of_all_micro_batches(batch: int, counter: str) -> None:
-    """The first stage of 1F1B, whose reports are read, receives gradients alone; the last one inputs alone, of which
-    one is in flight."""
-    layout, boundary = Layout(pp=4), 2 * 1024 * MODEL.hidden
-    shared, apart = (
-        explain(problem_of(PLAIN.replace(receives_apart=on, reported_ranks="first_rank"), batch=batch), layout)
-        for on in (False, True)
-    )
-    assert apart.memory_counted_bytes[counter] - shared.memory_counted_bytes[counter] == pytest.approx(batch * boundary)
-    assert apart.fits_probability <= shared.fits_probability
-    alone = explain(problem_of(PLAIN.replace(receives_apart=True), batch=batch), Layout())
-    assert alone.memory_counted_bytes == explain(problem_of(PLAIN, batch=batch), Layout()).memory_counted_bytes
+@pytest.mark.parametrize("counter", ["allocated", "resting", "device"])
+@pytest.mark.parametrize(("schedule", "in_flight_last"), [("1f1b", 1), ("gpipe", 8)])
+@pytest.mark.parametrize(("tp", "cp", "micro_batch"), [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_buffers_to_receive_into_are_those_of_all_micro_batches(
+    counter: str, schedule: str, in_flight_last: int, tp: int, cp: int, micro_batch: int
+) -> None:
+    """The first stage receives gradients alone, the last one inputs alone, beside those that are in flight."""
+    layout = Layout(pp=4, tp=tp, cp=cp, sequence_parallel=tp > 1, micro_batch=micro_batch, schedule=schedule)
+    boundary = 2 * 1024 * MODEL.hidden * micro_batch / (tp * cp)
+    in_stages = {}
+    for apart in (False, True):
+        framework = PLAIN.replace(receives_apart=apart, memory_counter=counter)  # pyright: ignore[reportArgumentType]
+        in_stages[apart] = explain(problem_of(framework, batch=8 * micro_batch), layout).memory_account.per_stage
+    added = [after.peak - before.peak for before, after in zip(in_stages[False], in_stages[True], strict=True)]
+    assert added[0] == pytest.approx(8 * boundary)
+    assert added[-1] == pytest.approx((8 - in_flight_last) * boundary, abs=1.0)
+
+
+def test_buffers_to_receive_into_fill_devices_of_pipelines_alone() -> None:
+    for layout in (Layout(), Layout(pp=4), Layout(pp=2, vpp=2, schedule="interleaved")):
+        shared, apart = (
+            fullness(problem, layout, needed_memory(problem, layout))
+            for problem in (problem_of(PLAIN.replace(receives_apart=on)) for on in (False, True))
+        )
+        assert (apart > shared) if layout.pp > 1 else (apart == shared)
 
 
 @pytest.mark.parametrize(("reported", "stages"), [("fullest", 4), ("first_rank", 1), ("first_node", 2)])
