@@ -7,27 +7,25 @@ from perfmodel.display import shorten_reprs
 from perfmodel.ops._attention import ATTENTION, ATTENTION_MASKS, LATENT_DECODE, Attention
 from perfmodel.ops._conv import CONVOLUTION, Convolution
 from perfmodel.ops._embedding import EMBEDDING, Embedding
-from perfmodel.ops._family import (
-    Axis,
-    Family,
-    GradientProducts,
-    KernelKind,
-    KindColumns,
-    Measurement,
-    ShapeColumn,
-)
 from perfmodel.ops._gemm import GEMM, Gemm
 from perfmodel.ops._memory import MEASURED_MEMORY_OPS, MEMORY, MemoryBound
 from perfmodel.ops._moe import MOE, NONGATED_MOE, MoE
 from perfmodel.ops._op import (
     NUMBERS,
+    Axis,
     Collective,
     CollectiveKind,
     Exchange,
     ExchangeWay,
+    Family,
+    GradientProducts,
+    KernelKind,
     KernelOp,
+    KindColumns,
+    Measurement,
     Pass,
     Shape,
+    ShapeColumn,
     Work,
     family_with_bmm,
 )

@@ -8,15 +8,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._family import (
+from perfmodel.ops._op import (
     Axis,
     Family,
     KernelKind,
+    KernelOp,
     KindColumns,
     Measurement,
+    Pass,
+    Shape,
     ShapeColumn,
 )
-from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops.physics import Machine, Physics, cached_share, divides, flag, log2
 from perfmodel.ops.programs import (
     Program,

@@ -6,8 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
-from perfmodel.ops._op import KernelOp, Pass, Shape
+from perfmodel.ops._op import Axis, Family, GradientProducts, KernelOp, Measurement, Pass, Shape, ShapeColumn
 from perfmodel.ops.physics import Machine, Physics, divides, flag, log2, tiled
 from perfmodel.ops.programs import (
     Program,

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
-from perfmodel.ops._op import KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import Axis, Family, KernelOp, Measurement, Pass, Shape, ShapeColumn, Work
 from perfmodel.ops.physics import Machine, Physics, divides, log2
 from perfmodel.ops.programs import (
     Program,

@@ -9,15 +9,17 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._family import (
+from perfmodel.ops._op import (
     Axis,
     Family,
     GradientProducts,
+    KernelOp,
     KindColumns,
     Measurement,
+    Pass,
+    Shape,
     ShapeColumn,
 )
-from perfmodel.ops._op import KernelOp, Pass, Shape
 from perfmodel.ops.physics import Machine, Physics, divides, log2, tiled
 from perfmodel.ops.programs import (
     Program,

@@ -8,8 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
-from perfmodel.ops._op import KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import Axis, Family, KernelOp, Measurement, Pass, Shape, ShapeColumn, Work
 from perfmodel.ops.physics import (
     Machine,
     Physics,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from perfmodel.ops._family import Axis, Family, ShapeColumn
-from perfmodel.ops._op import KernelOp, Pass, Shape
+from perfmodel.ops._op import Axis, Family, KernelOp, Pass, Shape, ShapeColumn
 from perfmodel.ops.physics import Machine, Physics, divides, flag, log2
 
 NONGATED_MOE = "moe_nongated"

@@ -6,8 +6,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
-from perfmodel.ops._op import KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import Axis, Family, KernelOp, Measurement, Pass, Shape, ShapeColumn, Work
 from perfmodel.ops.physics import Machine, Physics, log2
 from perfmodel.ops.programs import (
     JAX_DTYPES,

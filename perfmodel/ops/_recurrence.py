@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perfmodel.ops._family import Axis, Family, ShapeColumn
-from perfmodel.ops._op import KernelOp, Pass, Shape, Work
+from perfmodel.ops._op import Axis, Family, KernelOp, Pass, Shape, ShapeColumn, Work
 from perfmodel.ops.physics import Machine, Physics, lane_operations, log2
 
 _LANE_OPERATIONS_PER_BYTE: Final = 20.6

@@ -8,12 +8,14 @@ pass alone, from what the forward saved; embeddings get their dense gradient. Bo
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from perfmodel.display import shorten_reprs
-from perfmodel.ops._op import KernelOp
+
+if TYPE_CHECKING:
+    from perfmodel.ops._op import KernelOp
 
 JAX_DTYPES: Final[dict[str, str]] = {
     "fp32": "float32",
@@ -63,7 +65,7 @@ def jax_array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
 
 
 def jax_pass(
-    op: KernelOp,
+    op: "KernelOp",
     function: Callable[..., Any],
     inputs: tuple[Any, ...],
     wanted: dict[str, tuple[int, ...]],
@@ -121,7 +123,7 @@ class Tensors:
 
 
 def torch_pass(
-    op: KernelOp,
+    op: "KernelOp",
     function: Callable[..., Tensor],
     inputs: tuple[Tensor, ...],
     wanted: dict[str, tuple[int, ...]],

@@ -146,26 +146,25 @@ def _composed(problem: StepProblem, layouts: list[Layout]) -> Iterator[tuple[Lay
         yield layout, _compose(problem, layout)
 
 
-def _compose(problem: StepProblem, layout: Layout) -> LayoutTerms:
-    """Compose a layout in the program whose stages divide its blocks."""
+def _compose(problem: StepProblem, layout: Layout, program: PartitionedProgram | None = None) -> LayoutTerms:
+    """Compose a layout in the program whose stages divide its blocks, or in a given program that does."""
     setting = problem.setting
+
+    # Shard: the events of its blocks, and the ranks and states that decide which events lie between blocks.
     blocks = shard_events(setting, layout)
-    spec = program_spec(setting, layout, layer_count(blocks.pairs))
-    # A stack of linear layers is cut into other blocks where it is split, so the division depends on the shard, too.
-    division = Division(blocks.kinds, layout.partition, layout.recompute_full_layers)
-    return _composed_in(problem, divided(setting, spec, division), blocks, layout)
+    states = StateLayout.of(layout, setting.framework)
+    placed = _placed(setting, blocks, ranks_of(setting, layout), states)
 
+    # Price and phases: seconds of each block.
+    times = block_times(problem, layout)
+    factor = prod(step_factors(problem, layout))
 
-def _composed_in(problem: StepProblem, program: PartitionedProgram, blocks: ShardBlocks, layout: Layout) -> LayoutTerms:
-    """Compose a layout in a program that divides its blocks."""
-    setting = problem.setting
-    return LayoutTerms(
-        program=program,
-        times=block_times(problem, layout),
-        placed=_placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout, setting.framework)),
-        mode=RECOMPUTE_MODES.index(layout.recompute),
-        factor=prod(step_factors(problem, layout)),
-    )
+    # Program: the blocks in its stages. A stack of linear layers is cut into other blocks where it is split, so the
+    # division depends on the shard, too.
+    if program is None:
+        spec = program_spec(setting, layout, layer_count(blocks.pairs))
+        program = divided(setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers))
+    return LayoutTerms(program, times, placed, RECOMPUTE_MODES.index(layout.recompute), factor)
 
 
 @session_cached
@@ -176,8 +175,7 @@ def _placed(setting: Setting, blocks: ShardBlocks, ranks: Layout, states: StateL
 
 def in_program_of(problem: StepProblem, layout_batch: LayoutBatch, layout: Layout) -> LayoutBatch:
     """A batch with another layout's blocks in the program of an existing batch."""
-    blocks = shard_events(problem.setting, layout)
-    terms = _composed_in(problem, layout_batch.program, blocks, layout)
+    terms = _compose(problem, layout, layout_batch.program)
     return replace(layout_batch, lanes=(0,), layouts=(layout,), composed=(terms,))
 
 

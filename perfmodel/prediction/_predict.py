@@ -18,6 +18,7 @@ from perfmodel.prediction._fits import rank_devices, step_memory
 from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._prediction import CriticalEvent, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
+from perfmodel.prediction._programs import prepared
 from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
 from perfmodel.spec.keywords import StepKeywords
@@ -83,15 +84,16 @@ def predict(
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks through it."""
     # Shard, price, phases, program: what one rank computes in each block, how long that takes, and the program in which
-    # the blocks run.
+    # the blocks run, with its structure.
     (batch,) = layout_batches(problem, [layout])
     layout = batch.layouts[0]
+    program = prepared(batch.spec)
 
     # Durations: how long each class of the program's events takes. Without a flush between steps, a step is the
     # difference between a longer and a shorter program.
     programs = programs_of_step(problem, batch)
     first = programs[0]
-    program, durations_s, _ = first.timed
+    durations_s = first.timed.durations_s
 
     # Timeline: the longest path through the program, and how often each class lies on it. Input pipelines run ahead of
     # the steps: whichever takes longer sets the pace.

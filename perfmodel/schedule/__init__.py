@@ -29,16 +29,22 @@ from perfmodel.schedule._chimera_model import ChimeraModel, chimera_model, raben
 from perfmodel.schedule._construct import (
     Work,
     arrange,
-    even_split,
     forward_part,
     from_keys,
     from_orders,
-    looped_stages,
     repeated,
-    v_stages,
 )
 from perfmodel.schedule._optimise import optimised
-from perfmodel.schedule._registry import Scheduler, WeightPolicy, get_schedule, register, schedule_names
+from perfmodel.schedule._registry import (
+    Scheduler,
+    WeightPolicy,
+    even_split,
+    get_schedule,
+    looped_stages,
+    register,
+    schedule_names,
+    v_stages,
+)
 from perfmodel.schedule._schedule import NEVER, Dependencies, Instruction, Phase, Schedule
 from perfmodel.schedule._text import parse_schedule, read_schedule, schedule_text
 from perfmodel.schedule.facts import PassTimes, schedule_facts

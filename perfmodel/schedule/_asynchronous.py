@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule._construct import arrange, from_keys, looped_stages
-from perfmodel.schedule._registry import WeightPolicy, register
+from perfmodel.schedule._construct import arrange, from_keys
+from perfmodel.schedule._registry import WeightPolicy, looped_stages, register
 from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._synchronous import one_forward_one_backward
 

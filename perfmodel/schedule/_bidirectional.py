@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.schedule._construct import Work, arrange, from_keys, from_orders, v_stages
-from perfmodel.schedule._registry import register
+from perfmodel.schedule._construct import Work, arrange, from_keys, from_orders
+from perfmodel.schedule._registry import register, v_stages
 from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.units import divisors
 

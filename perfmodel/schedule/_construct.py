@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.errors import LayoutError, PerfModelError, Reason
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
-
-ENDS = 2
-"""Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
 
 
 class Work(NamedTuple):
@@ -27,35 +24,6 @@ class Work(NamedTuple):
     """Runs together with the next entry."""
     updates: bool = False
     """The device's weights are updated right after."""
-
-
-def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
-    """Sizes of a contiguous, even split; the middle parts get the remainder.
-
-    First and last stage also carry embedding and head, so they are the ones to keep short
-    (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
-    """
-    if items < parts - ENDS:
-        raise LayoutError(
-            f"{items} layers are too few for {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
-        )
-    sizes = np.full(parts, items // parts)
-    remainder = items % parts
-    first = (parts - remainder) // 2
-    sizes[first : first + remainder] += 1
-    return sizes
-
-
-def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
-    """Stage map of looped pipelines: chunk c of device d is stage c * devices + d."""
-    return np.arange(chunks) * devices + np.arange(devices)[:, None]
-
-
-def v_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
-    """Stage map of pipelines that go forth and back: chunks alternate between falling and rising devices."""
-    going_down = np.arange(devices)[:, None]
-    going_up = devices - 1 - going_down
-    return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, going_up, going_down)
 
 
 def from_keys(

@@ -12,7 +12,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.schedule._construct import from_orders, looped_stages
+from perfmodel.schedule._construct import from_orders
+from perfmodel.schedule._registry import looped_stages
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 from perfmodel.schedule._zero_bubble import zb_h1, zb_h2
 from perfmodel.schedule.facts import PassTimes, starts_and_ends

@@ -1,4 +1,4 @@
-"""Schedules by name."""
+"""Schedules by name, and how stages lie on devices and hold layers."""
 
 import hashlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
-from perfmodel.schedule._construct import looped_stages, repeated
+from perfmodel.schedule._construct import repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
 from perfmodel.spec.notation import schedule_name
@@ -33,10 +33,40 @@ Demands = Callable[[int, int, int], None]
 StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
 """(devices, chunks) -> global stage of each device's chunks."""
 
-
+ENDS: Final = 2
+"""Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
 Builder = Callable[..., Schedule]
 """(devices, micro_batches, chunks) -> Schedule; where its name takes a number (`chimera:4`), that is a further
 argument, and an asynchronous one gets the micro-batches of one step."""
+
+
+def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
+    """Sizes of a contiguous, even split; the middle parts get the remainder.
+
+    First and last stage also carry embedding and head, so they are the ones to keep short
+    (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
+    """
+    if items < parts - ENDS:
+        raise LayoutError(
+            f"{items} layers are too few for {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
+        )
+    sizes = np.full(parts, items // parts)
+    remainder = items % parts
+    first = (parts - remainder) // 2
+    sizes[first : first + remainder] += 1
+    return sizes
+
+
+def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
+    """Stage map of looped pipelines: chunk c of device d is stage c * devices + d."""
+    return np.arange(chunks) * devices + np.arange(devices)[:, None]
+
+
+def v_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
+    """Stage map of pipelines that go forth and back: chunks alternate between falling and rising devices."""
+    going_down = np.arange(devices)[:, None]
+    going_up = devices - 1 - going_down
+    return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, going_up, going_down)
 
 
 @dataclass(frozen=True)

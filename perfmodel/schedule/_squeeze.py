@@ -12,7 +12,8 @@ from enum import IntEnum
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.schedule._construct import earliest_slots, from_keys, v_stages
+from perfmodel.schedule._construct import earliest_slots, from_keys
+from perfmodel.schedule._registry import v_stages
 from perfmodel.schedule._schedule import Phase, Schedule
 
 Slots = Int[np.ndarray, "devices chunks micro_batches"]

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.schedule._construct import from_keys, looped_stages
-from perfmodel.schedule._registry import DEFAULT_SLICES, register
+from perfmodel.schedule._construct import from_keys
+from perfmodel.schedule._registry import DEFAULT_SLICES, looped_stages, register
 from perfmodel.schedule._schedule import Phase, Schedule
 
 Grid = Int[np.ndarray, "..."]

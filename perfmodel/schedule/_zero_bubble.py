@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from perfmodel.schedule._construct import arrange, from_keys, looped_stages, v_stages
-from perfmodel.schedule._registry import register
+from perfmodel.schedule._construct import arrange, from_keys
+from perfmodel.schedule._registry import looped_stages, register, v_stages
 from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._squeeze import squeezed
 

@@ -270,6 +270,11 @@ class Transformer(Stated, Sectioned):
         return self.attention.value_dim or self.head_dim
 
     @property
+    def inner_projections(self) -> int:
+        """Number of projections from the input of a feed-forward to its inner width: 1, or 2 with a gate."""
+        return 2 if self.block.gated_ffn else 1
+
+    @property
     def mtp_stack(self) -> tuple[str, ...]:
         """Sub-layers of each multi-token-prediction module, as strings of `MIXERS` letters."""
         # Unless said otherwise such a layer is like the last of the stack.

@@ -86,11 +86,6 @@ class BlockForm(Stated):
     dropout: bool = True
     """The model is trained with dropout."""
 
-    @property
-    def inner_projections(self) -> int:
-        """Number of projections from the input of a feed-forward to its inner width: 1, or 2 with a gate."""
-        return 2 if self.gated_ffn else 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Norms(Stated):

@@ -14,7 +14,7 @@ def partition_by_cost(model: Model, stages: int) -> PerStage:
     """
     if stages == 1 or not isinstance(model, Transformer):
         return None
-    ffn_products = model.block.inner_projections + 1
+    ffn_products = model.inner_projections + 1
     layer_cost = 4 * model.hidden**2 + ffn_products * model.hidden * model.ffn_hidden
     head_cost = model.hidden * model.vocab
     cumulative_costs = list(accumulate([layer_cost] * model.layers + [head_cost]))

@@ -76,7 +76,7 @@ def expert_feed_forward(
     # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
     inner = experts.shared_ffn_hidden // local.tp
     if inner:
-        width = inner * model.block.inner_projections
+        width = inner * model.inner_projections
         shared = [
             column_linear(local, width, local.hidden, bias=model.block.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
@@ -340,7 +340,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     """
     shard, hidden, inner = local.shard, routing.hidden, routing.inner
     dtype = local.precision.dtype
-    wide = inner * model.block.inner_projections
+    wide = inner * model.inner_projections
 
     def grouped(n: int, k: int) -> Gemm:
         return Gemm(

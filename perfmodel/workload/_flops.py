@@ -260,7 +260,7 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     h = model.hidden
     letters = _sub_layer_counts(model)
     first = {
-        "linear_fc1": model.ffn_hidden * model.block.inner_projections,
+        "linear_fc1": model.ffn_hidden * model.inner_projections,
         "up_proj": model.ffn_hidden,
     }
     if model.block.gated_ffn:
@@ -372,7 +372,7 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
 
 def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the hidden size."""
-    return (outer or model.hidden) * inner * (model.block.inner_projections + 1)
+    return (outer or model.hidden) * inner * (model.inner_projections + 1)
 
 
 def _visible_pairs(s: float, window: int) -> float:

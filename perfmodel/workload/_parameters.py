@@ -206,7 +206,7 @@ def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
 
 def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
     """One feed-forward with inner size `inner`, on `outer` elements or the hidden size."""
-    biases = inner * model.block.inner_projections + (outer or model.hidden)
+    biases = inner * model.inner_projections + (outer or model.hidden)
     return ffn_weights(model, inner, outer) + (biases if model.block.bias else 0)
 
 

@@ -350,7 +350,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         own_input: False where attention has the same input, and gathers and keeps it.
     """
     # Adapters may stand beside the product of gate and value, or beside either.
-    width = local.ffn * model.block.inner_projections
+    width = local.ffn * model.inner_projections
     first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
     if model.block.gated_ffn:
         first.append(("gate_proj", local.ffn))

@@ -20,8 +20,7 @@ from perfmodel.prediction._memory_inputs import RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._price import event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import program_spec, segments_of
-from perfmodel.prediction._stages import fully_recomputed, stage_blocks
+from perfmodel.prediction._programs import fully_recomputed, program_spec, segments_of, stage_blocks
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
 from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
