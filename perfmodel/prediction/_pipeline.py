@@ -192,7 +192,7 @@ CODE: Final = (
     "perfmodel.program",
     "perfmodel.prediction._paths",
     "perfmodel.prediction._pipeline",
-    "perfmodel.prediction._stages",
+    "perfmodel.prediction._programs",
 )
 """Modules that determine pipelines; files written by another version of them are ignored."""
 

@@ -48,11 +48,11 @@ class Cost:
     def total_s(self) -> float:
         return float(self.parts_s.sum())
 
-    def __add__(self, other: "Cost") -> "Cost":
+    def __add__(self, addend: "Cost") -> "Cost":
         return Cost(
-            self.parts_s + other.parts_s,
-            self.uncertain_s + other.uncertain_s,
-            self.shaky_s + other.shaky_s,
+            self.parts_s + addend.parts_s,
+            self.uncertain_s + addend.uncertain_s,
+            self.shaky_s + addend.shaky_s,
         )
 
     def __mul__(self, factor: float) -> "Cost":

@@ -14,7 +14,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
 from perfmodel.spec.parts import Patches
-from perfmodel.workload._attention import attention_weights, projected
+from perfmodel.workload._attention import projected
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
@@ -368,6 +368,25 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
     if latent:
         return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
     return model.head_dim, model.value_dim
+
+
+def attention_weights(model: Transformer) -> int:
+    """Elements of the projections of one attention."""
+    h, a = model.hidden, model.heads
+
+    # Latent attention: down and up projections of queries, then of keys and values, then the output's.
+    latent = model.latent_attention
+    if latent:
+        d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+        q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
+        query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
+        key_value = h * (rank + latent.qk_rope_head_dim)
+        key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
+        gates = h * a if model.attention.head_gate else 0
+        return query + key_value + gates + a * latent.v_head_dim * h
+
+    # Queries, output and where there is one the gate have all heads; keys and values fewer.
+    return h * (sum(projected(model, heads=a, kv_heads=model.kv_heads)) + a * model.value_dim)
 
 
 def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:

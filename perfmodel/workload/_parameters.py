@@ -9,9 +9,9 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
-from perfmodel.workload._attention import attention_weights, projected, unbiased_outputs
+from perfmodel.workload._attention import projected, unbiased_outputs
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights, table_width
-from perfmodel.workload._flops import ffn_weights
+from perfmodel.workload._flops import attention_weights, ffn_weights
 from perfmodel.workload._pointwise import norm_params
 from perfmodel.workload._recurrent import (
     delta_net_parameters,

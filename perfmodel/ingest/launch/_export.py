@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.catalog import networks
+from perfmodel.display import json_text
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._arguments import write_arguments
 from perfmodel.ingest.launch._format import LaunchFormat
@@ -19,11 +20,9 @@ from perfmodel.ingest.launch._model import PARTS_OF_MODEL, catalog_model, model_
 from perfmodel.ingest.launch._read import launch_format, parse_launch, recognised, text_of
 from perfmodel.ingest.launch._read_entries import wrapper_of
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule
-from perfmodel.ingest.launch._write_entries import write_json, write_toml, write_yaml
 from perfmodel.spec import Job, Layout, Model, partition_by_cost
 from perfmodel.spec.notation import written
 
-_WRITERS: Final = {"arguments": write_arguments, "json": write_json, "toml": write_toml, "yaml": write_yaml}
 _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml": ".yaml"}
 
 
@@ -384,3 +383,57 @@ def _same_model(name: str, fields: Fields) -> bool:
     named = catalog_model(name)
     wanted = catalog_model(fields["named"]) if "named" in fields else None
     return named is not None and shape(named) == shape(wanted or model_of(fields, "", ""))
+
+
+# --- settings as text of TOML, JSON and YAML ---------------------------------------------------------
+
+
+def _write_toml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A TOML file of dotted keys, one section per first part."""
+    lines = [f"# {comment}" for comment in comments]
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append(f"{name} = {_toml(value)}")
+    for section, rows in sections.items():
+        if section:
+            lines += ["", f"[{section}]", *rows]
+        else:
+            lines += rows
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = [f"{json_text(key)} = {_toml(item)}" for key, item in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    return json_text(value) if isinstance(value, (str, bool, int, float)) else str(value)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, name = key.split(".")
+        table = root
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[name] = value
+    return root
+
+
+def _write_json(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """Write a JSON object; comments are left out, as JSON has none."""
+    return json_text(_nested(values), indent=2) + "\n"
+
+
+def _write_yaml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A YAML file of nested tables."""
+    import yaml
+
+    head = "".join(f"# {comment}\n" for comment in comments)
+    return head + yaml.safe_dump(_nested(values), sort_keys=False, default_flow_style=False)
+
+
+_WRITERS: Final = {"arguments": write_arguments, "json": _write_json, "toml": _write_toml, "yaml": _write_yaml}

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
-from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import FEWEST, LAUNCHING
 from perfmodel.ingest.launch._entries import Entries, Entry, Source
 from perfmodel.ingest.launch._harm import is_harmless
@@ -56,7 +55,7 @@ def megatron_arguments(source: Source) -> Source | None:
     # Any YAML may have a key or two of these names (`seq-length`, `lr`):
     # several must be Megatron's, one of them its own.
     known = _ARGUMENTS & set(stated)
-    is_primus = table.endswith("overrides.") and _primus_framework(source.entries) in _ON_MEGATRON
+    is_primus = table.endswith("overrides.") and primus_framework(source.entries) in ON_MEGATRON
     if not is_primus and (len(known) < FEWEST or not known & set(_MARKS)):
         return None
     if table.endswith("overrides."):
@@ -64,11 +63,10 @@ def megatron_arguments(source: Source) -> Source | None:
     return replace(source, entries=_as_switches(stated), notes=(*source.notes, *notes))
 
 
-_OVERRIDES: Final = re.compile(r"modules\.\w+\.overrides\.")
 _FRAMEWORK: Final = re.compile(r"modules\.\w+\.framework")
 
 
-def _primus_framework(entries: Entries) -> str:
+def primus_framework(entries: Entries) -> str:
     """The framework on which a file of Primus trains; empty of another file."""
     for key, entry in entries.items():
         if _FRAMEWORK.fullmatch(key):
@@ -76,42 +74,8 @@ def _primus_framework(entries: Entries) -> str:
     return ""
 
 
-def primus_overrides(source: Source) -> tuple[str, Source] | None:
-    """The framework other than Megatron that a Primus file trains with, and its settings.
-
-    None of another file, and of one whose settings are Megatron's arguments.
-
-    Raises:
-        LaunchFileError: Primus trains on a framework that is not read.
-    """
-    framework = _primus_framework(source.entries)
-    if not framework or framework in _ON_MEGATRON:
-        return None
-    if framework not in _BESIDE_MEGATRON:
-        readable = ", ".join((*_ON_MEGATRON, *_BESIDE_MEGATRON))
-        raise LaunchFileError(
-            f"{source.place}: Primus runs this file with {framework}, which perfmodel does not read (only "
-            f"{readable}); give --model, --layout and so on instead"
-        )
-    stated: dict[str, Entry] = {}
-    model = None
-    for key, entry in source.entries.items():
-        table = _OVERRIDES.match(key)
-        if table:
-            stated[key.removeprefix(table[0])] = replace(entry, value=_value_of(entry.value))
-        elif re.fullmatch(r"modules\.\w+\.model", key):
-            name = str(_value_of(entry.value)).removesuffix(".yaml")
-            # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
-            model = catalog_model(_PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(name.rpartition("-")[0])
-    if framework == "maxtext":
-        # Primus is AMD's, and trains on its GPUs.
-        stated.setdefault("hardware", Entry("gpu", 0))
-    return framework, replace(source, entries=stated, model=source.model or model)
-
-
-_ON_MEGATRON: Final = ("megatron", "megatron_bridge")
-_BESIDE_MEGATRON: Final = ("torchtitan", "maxtext")
-_PRIMUS_NAMES: Final = {
+ON_MEGATRON: Final = ("megatron", "megatron_bridge")
+PRIMUS_NAMES: Final = {
     "deepseek_v2_16b": "deepseek-v2-lite",
     "deepseek_v2_lite": "deepseek-v2-lite",
     "deepseek_v3_16b": "deepseek-v2-lite",
@@ -174,7 +138,7 @@ def _argument_name(key: str) -> str:
     return _SYNONYMS.get(name, name)
 
 
-def _value_of(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value with the variables of the environment that have a default replaced, and words as YAML reads them."""
     if not isinstance(value, str):
         return value
@@ -188,7 +152,7 @@ def _argument_value(name: str, value: Any) -> Any:
     """The value of an argument; `none` is a kind of positions, and leaves every other argument out."""
     if name == "position-embedding-type" and str(value).lower() == "none":
         return "none"
-    return _value_of(value)
+    return plain_value(value)
 
 
 def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -212,7 +176,7 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
     overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
     if model is None or "hidden_size" in overridden:
         return stated
-    stated |= primus_arguments(str(_value_of(model.value)).removesuffix(".yaml"), model)
+    stated |= primus_arguments(str(plain_value(model.value)).removesuffix(".yaml"), model)
     # What is overridden of the model that is named would be lost beside its name.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
@@ -241,7 +205,7 @@ def primus_arguments(model: str, entry: Entry | None = None) -> dict[str, Entry]
         model: its name in Primus.
         entry: that names it.
     """
-    name = _PRIMUS_NAMES.get(model.lower(), model)
+    name = PRIMUS_NAMES.get(model.lower(), model)
     # Files of models that are tuned by adapters are called after both.
     name = name.removesuffix("_lora") if catalog_model(name) is None else name
     return {**_PRIMUS_DEFAULTS, NAMED_MODEL: replace(entry or Entry(name, 0), value=name)}
@@ -410,7 +374,7 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     """The entries of a file of GPT-NeoX as arguments of Megatron-DeepSpeed."""
     # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings whose values mean
     # something else than in Megatron.
-    stated = {key.replace("_", "-"): replace(entry, value=_value_of(entry.value)) for key, entry in entries.items()}
+    stated = {key.replace("_", "-"): replace(entry, value=plain_value(entry.value)) for key, entry in entries.items()}
     lines = {name: entry.line for name, entry in stated.items()}
     values = {name: entry.value for name, entry in stated.items()}
     arguments: dict[str, Entry] = {"deepspeed": Entry(True, 0)}

@@ -15,7 +15,16 @@ from perfmodel.ingest.launch._arguments import LAUNCHING, command_entries, follo
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._megatron_forks import ABSENT_FILE
-from perfmodel.ingest.launch._megatron_yaml import as_arguments, megatron_arguments, primus_arguments, primus_overrides
+from perfmodel.ingest.launch._megatron_yaml import (
+    ON_MEGATRON,
+    PRIMUS_NAMES,
+    as_arguments,
+    megatron_arguments,
+    plain_value,
+    primus_arguments,
+    primus_framework,
+)
+from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._read_entries import read_yaml
 from perfmodel.ingest.launch.shell import Command
 
@@ -25,8 +34,43 @@ _STARTERS: Final = re.compile(r"primus-cli(\.sh)?|run_(slurm_|local_|k8s_)?pretr
 _FILE: Final = (".yaml", ".yml")
 _KIND: Final = re.compile(r"([-_](BF16|FP8|FP16|FP4|MXFP8|MXFP4))?[-_](pretrain|sft|posttrain|lora_posttrain)$", re.I)
 """End of the name of a file of Primus behind that of its model."""
+_OVERRIDES: Final = re.compile(r"modules\.\w+\.overrides\.")
+_BESIDE_MEGATRON: Final = ("torchtitan", "maxtext")
 _USUAL_DEVICES: Final = 8
 """Devices of a node where nothing says them (`GPUS_PER_NODE` of `examples/run_pretrain.sh`)."""
+
+
+def primus_overrides(source: Source) -> tuple[str, Source] | None:
+    """The framework other than Megatron that a Primus file trains with, and its settings.
+
+    None of another file, and of one whose settings are Megatron's arguments.
+
+    Raises:
+        LaunchFileError: Primus trains on a framework that is not read.
+    """
+    framework = primus_framework(source.entries)
+    if not framework or framework in ON_MEGATRON:
+        return None
+    if framework not in _BESIDE_MEGATRON:
+        readable = ", ".join((*ON_MEGATRON, *_BESIDE_MEGATRON))
+        raise LaunchFileError(
+            f"{source.place}: Primus runs this file with {framework}, which perfmodel does not read (only "
+            f"{readable}); give --model, --layout and so on instead"
+        )
+    stated: dict[str, Entry] = {}
+    model = None
+    for key, entry in source.entries.items():
+        table = _OVERRIDES.match(key)
+        if table:
+            stated[key.removeprefix(table[0])] = replace(entry, value=plain_value(entry.value))
+        elif re.fullmatch(r"modules\.\w+\.model", key):
+            name = str(plain_value(entry.value)).removesuffix(".yaml")
+            # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
+            model = catalog_model(PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(name.rpartition("-")[0])
+    if framework == "maxtext":
+        # Primus is AMD's, and trains on its GPUs.
+        stated.setdefault("hardware", Entry("gpu", 0))
+    return framework, replace(source, entries=stated, model=source.model or model)
 
 
 def primus_command(

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from perfmodel.files import TooLargeError, parse_json, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
 from perfmodel.ingest.launch._arguments import followed_script, read_arguments, script_at
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import Neighbours, Source
+from perfmodel.ingest.launch._entries import Entries, Neighbours, Source
 from perfmodel.ingest.launch._finetuning_command import finetuning_command, may_fine_tune
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
@@ -30,14 +31,12 @@ from perfmodel.ingest.launch._megatron_yaml import (
     factory_arguments,
     megatron_arguments,
     neox_arguments,
-    primus_overrides,
 )
 from perfmodel.ingest.launch._model import changed_model
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._nemo_rl import NEMO_RL
-from perfmodel.ingest.launch._other_tools import refuse_other_tools
-from perfmodel.ingest.launch._primus import primus_command
+from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
 from perfmodel.ingest.launch._roll import roll_settings
@@ -350,7 +349,7 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     of_roll = roll_settings(source)
     if of_roll is not None:
         return of_roll
-    refuse_other_tools(source.entries, source.place)
+    _refuse_other_tools(source.entries, source.place)
     front_end = finetuning_format(source.entries)
     of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
     if of_factory is not None:
@@ -417,3 +416,50 @@ def text_of(path: Path) -> str:
         raise LaunchFileError(f"{path}: cannot be read ({error.strerror}); give a launch file") from None
     except UnicodeDecodeError:
         raise LaunchFileError(f"{path}: not a text file; give a launch file") from None
+
+
+# --- files of tools that are not read, some of which share keys with formats that are -------------------
+
+_TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("litgpt", ("out_dir", "train.*", "eval.*")),
+    ("litgpt", ("out_dir", "train.*", "checkpoint_dir")),
+    ("NeMo Automodel", ("step_scheduler.*", "model.*")),
+    ("a training of the flash-attention repository", ("datamodule.*", "trainer.*")),
+    ("a training of the flash-attention repository", ("train.gpu_mem",)),
+    ("maxdiffusion", ("diffusion_scheduler_config*",)),
+    ("maxdiffusion", ("ici_*_parallelism", "pretrained_model_name_or_path")),
+    ("maxdiffusion", ("ici_*_parallelism", "unet_checkpoint")),
+    ("OLMo", ("global_train_batch_size", "tokenizer.identifier")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.include_bias")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.weight_tying")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.flash_attention")),
+    ("llm-foundry before MPT", ("global_train_batch_size", "model.mlp_ratio", "model.attn_impl")),
+    ("verl", ("actor_rollout_ref.*",)),
+    ("AReaL", ("allocation_mode", "actor.*")),
+    ("SkyRL", ("trainer.policy.*", "generator.*")),
+    ("prime-rl", ("trainer.*", "orchestrator.*")),
+    ("torchtune's recipe of reinforcement", ("policy_model._component_",)),
+    ("fairseq", ("distributed_training.*", "task.*")),
+    ("Lightning", ("seed_everything", "trainer.*")),
+    ("a Kubernetes job", ("apiVersion", "kind")),
+)
+"""Tools, and keys (patterns) that their files have all of, as no file has that is read."""
+_MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
+"""Keys of a model's `config.json`, which is no launch file."""
+
+
+def _refuse_other_tools(entries: Entries, place: str) -> None:
+    """Raise `LaunchFileError`, which names the tool, for a file of an unsupported tool."""
+    if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
+        raise LaunchFileError(
+            f"{place}: this looks like the config of a Hugging Face model; give it with --model instead"
+        )
+    # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean other things there.
+    for tool, patterns in _TOOLS:
+        if all(_has(entries, pattern) for pattern in patterns):
+            message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
+            raise LaunchFileError(f"{place}: {message}")
+
+
+def _has(entries: Entries, pattern: str) -> bool:
+    return any(fnmatchcase(key, pattern) for key in entries)

@@ -143,10 +143,10 @@ class _Routing:
                 self.kinds[node] = _ROWS
             elif _name(node) == "index" and node in self.kinds:
                 x, (places,) = node.args
-                where = self.kinds[places]
-                if where == _IDS:
+                order = self.kinds[places]
+                if order == _IDS:
                     replacement = self._call(node, aten.index.Tensor, x, [ids])
-                elif where == _TOKENS:
+                elif order == _TOKENS:
                     replacement = self._call(node, aten.repeat_interleave.self_int, x, self.per_token, 0)
                 else:
                     replacement = x

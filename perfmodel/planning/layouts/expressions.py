@@ -33,25 +33,25 @@ class Interval:
     def __neg__(self) -> "Interval":
         return Interval(-self.hi, -self.lo)
 
-    def __add__(self, other: "Interval") -> "Interval":
-        return Interval(self.lo + other.lo, self.hi + other.hi)
+    def __add__(self, right: "Interval") -> "Interval":
+        return Interval(self.lo + right.lo, self.hi + right.hi)
 
-    def __sub__(self, other: "Interval") -> "Interval":
-        return self + (-other)
+    def __sub__(self, right: "Interval") -> "Interval":
+        return self + (-right)
 
-    def __mul__(self, other: "Interval") -> "Interval":
+    def __mul__(self, right: "Interval") -> "Interval":
         # The extremes of a product lie at the ends of both factors.
-        products = [_times(a, b) for a, b in product((self.lo, self.hi), (other.lo, other.hi))]
+        products = [_times(a, b) for a, b in product((self.lo, self.hi), (right.lo, right.hi))]
         ends = np.broadcast_arrays(*products)
         return Interval(np.minimum.reduce(ends), np.maximum.reduce(ends))
 
-    def __truediv__(self, other: "Interval") -> "Interval":
+    def __truediv__(self, right: "Interval") -> "Interval":
         # The quotient by an interval that holds 0 may be anything.
-        holds_zero = (other.lo <= 0) & (other.hi >= 0)
+        holds_zero = (right.lo <= 0) & (right.hi >= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             quotient = self * Interval(
-                1 / np.where(holds_zero, 1.0, other.hi),
-                1 / np.where(holds_zero, 1.0, other.lo),
+                1 / np.where(holds_zero, 1.0, right.hi),
+                1 / np.where(holds_zero, 1.0, right.lo),
             )
         return Interval(
             np.where(holds_zero, -np.inf, quotient.lo),
@@ -70,22 +70,22 @@ class Interval:
         inside = (self.lo < 0) & (self.hi > 0) & (power % 2 == 0) & (power > 0)
         return Interval(np.where(inside, 0.0, ends.lo), ends.hi)
 
-    def minimum(self, other: "Interval") -> "Interval":
+    def minimum(self, right: "Interval") -> "Interval":
         """The elementwise minimum of two intervals."""
-        return Interval(np.minimum(self.lo, other.lo), np.minimum(self.hi, other.hi))
+        return Interval(np.minimum(self.lo, right.lo), np.minimum(self.hi, right.hi))
 
-    def maximum(self, other: "Interval") -> "Interval":
+    def maximum(self, right: "Interval") -> "Interval":
         """The elementwise maximum of two intervals."""
-        return Interval(np.maximum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+        return Interval(np.maximum(self.lo, right.lo), np.maximum(self.hi, right.hi))
 
-    def can_be(self, sign: str, other: "Interval") -> Bool[np.ndarray, "*shape"]:
+    def can_be(self, sign: str, right: "Interval") -> Bool[np.ndarray, "*shape"]:
         """Whether the comparison `sign` (`<`, `<=`, `>`, `>=`, `==`) holds for some values in the intervals."""
         # a > b is b < a.
         if sign in (">", ">="):
-            return other.can_be(sign.replace(">", "<"), self)
+            return right.can_be(sign.replace(">", "<"), self)
         if sign == "==":
-            return (self.lo <= other.hi) & (other.lo <= self.hi)
-        return self.lo < other.hi if sign == "<" else self.lo <= other.hi
+            return (self.lo <= right.hi) & (right.lo <= self.hi)
+        return self.lo < right.hi if sign == "<" else self.lo <= right.hi
 
 
 Quantity = Callable[[str], Interval]
