@@ -365,23 +365,27 @@ def problem_and_layout(
     if cluster is None:
         raise PerfModelError("the cluster is missing; give a catalog name, TOML or Cluster")
     model, cluster = named_model(named), named_cluster(cluster)
-    # The framework comes before the job, whose open fields are as it has them.
     framework = named_framework(stated.pop("framework", "generic"))
     devices = stated.pop("devices", None)
+    job = _job_of(framework, model, cluster, stated)
+    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices), layout
+
+
+def _job_of(framework: Framework, model: Model, cluster: Cluster, stated: dict[str, Any]) -> Job:
+    """The job that is stated as a whole, or as changes to what its framework does by default."""
     job = stated.pop("job", None)
-    # Fields by name are changes to the framework's job; a `Job` is whole, and nothing of the framework enters it.
-    if isinstance(job, Mapping):
+    if job is not None and not isinstance(job, Mapping):
+        return job
+    if job is not None:
         unknown = set(job) - set(JOB_WORDS)
         if unknown:
             raise UnknownNameError("keyword of a job", str(min(unknown)), JOB_WORDS)
-        stated, job = stated | dict(job), None
-    if job is None:
-        if "global_batch" not in stated:
-            raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
-        # What was filled in of the cluster is said with what was filled in of the job.
-        job = framework.job(model, cluster.device, **stated)
-        job = replace(job, assumed=(*job.assumed, *cluster.assumed))
-    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices), layout
+        stated = stated | dict(job)
+    if "global_batch" not in stated:
+        raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
+    # What was filled in of the cluster is said with what was filled in of the job.
+    job = framework.job(model, cluster.device, **stated)
+    return replace(job, assumed=(*job.assumed, *cluster.assumed))
 
 
 def layout_in_words(layout: StatedLayout) -> Layout | str:

@@ -229,8 +229,16 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         "cross_entropy": lambda x, label: jax.nn.logsumexp(x, -1) - jnp.take_along_axis(x, label[:, None], -1)[:, 0],
     }
 
-    # Inputs in the order of the functions' parameters: those that a gradient is asked for first.
-    inputs = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
+    inputs, differentiable = _jax_inputs(op, rng)
+    return jax_pass(op, functions[op.op], inputs, {"bwd": tuple(range(differentiable))})
+
+
+def _jax_inputs(op: MemoryBound, rng: np.random.Generator) -> tuple[tuple[Any, ...], int]:
+    """Inputs in the order of the functions' parameters, and how many of them, the first, have gradients."""
+    import jax
+    import jax.numpy as jnp
+
+    inputs: tuple[Any, ...] = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
     vectors = {
         "ones": lambda: jnp.ones(op.hidden, jnp.float32),
         "zeros": lambda: jnp.zeros(op.hidden, jnp.float32),
@@ -249,7 +257,7 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
     if op.op in ("dropout", "bias_dropout_add"):
         mask = jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS if op.pass_ == "bwd" else None
         inputs += (jax.random.key(0) if mask is None else mask,)
-    return jax_pass(op, functions[op.op], inputs, {"bwd": tuple(range(differentiable))})
+    return inputs, differentiable
 
 
 def _torch_program(op: MemoryBound, make: Tensors) -> Program:

@@ -15,7 +15,7 @@ from perfmodel.spec.parts import Experts
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
-from perfmodel.workload._local import ShardSizes, divide
+from perfmodel.workload._local import Precision, ShardSizes, divide
 from perfmodel.workload._piece import Piece, RecomputedWork, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import activation, gate, norm
 from perfmodel.workload._quantisation import quantised, widened
@@ -76,28 +76,23 @@ def expert_feed_forward(
     # Shared experts are a feed-forward of all tokens, on the router's input, which is kept already.
     inner = experts.shared_ffn_hidden // local.tp
     if inner:
-        width = inner * model.inner_projections
         shared = [
-            column_linear(local, width, local.hidden, bias=model.block.bias, kept_input=False),
+            column_linear(
+                local, inner * model.inner_projections, local.hidden, bias=model.block.bias, kept_input=False
+            ),
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.block.bias),
             *branch_norm,
         ]
-
-        # A gate's product has one column, which makes it element-wise work.
         if experts.shared_gate:
-            shared.append(
-                pointwise(
-                    router,
-                    gate(local),
-                    rows,
-                    local.hidden,
-                    params=local.hidden,
-                    saved_bytes=local.norm_bytes,
-                )
-            )
+            shared.append(_shared_gate(local, router, rows))
         pieces += recomputed("shared_experts", shared)
     return recomputed("moe", pieces)
+
+
+def _shared_gate(local: ShardSizes, router: Precision, rows: int) -> Piece:
+    """The gate of shared experts: its product has one column, which makes it element-wise work."""
+    return pointwise(router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,7 +333,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     Grouped gradient products carry the shape of their forward product, as measured tables do.
     Keeps the dispatched tokens, and input and output of the activation.
     """
-    shard, hidden, inner = local.shard, routing.hidden, routing.inner
+    hidden, inner = routing.hidden, routing.inner
     dtype = local.precision.dtype
     wide = inner * model.inner_projections
 
@@ -361,19 +356,7 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     separate_backward = () if one_kernel else between.backward_input
     forward: tuple[KernelOp, ...] = (first, *separate_forward, second)
     if routing.fused:
-        forward = (
-            MoE(
-                op="moe_ffn",
-                dtype=dtype,
-                tokens=max(1, routing.processed * shard.ep // experts.topk),
-                hidden=hidden,
-                inter=experts.ffn_hidden,
-                topk=experts.topk,
-                experts=experts.count,
-                moe_tp=shard.expert_tp,
-                moe_ep=shard.ep,
-            ),
-        )
+        forward = (_fused_experts(local, experts, routing),)
 
     # Kernels around the products: casts of operands, weights that are stored narrow, output biases.
     quantised_widths = ((), ()) if one_kernel else ((inner,), (wide,))
@@ -410,6 +393,22 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
         expert_params=params,
         saved_bytes=(hidden + inner) * column_bytes + between.saved_bytes,
         inner_forward=inner_forward,
+    )
+
+
+def _fused_experts(local: ShardSizes, experts: Experts, routing: Routing) -> MoE:
+    """The kernel that copies tokens, runs the experts and adds up their results (`Routing.fused`)."""
+    shard = local.shard
+    return MoE(
+        op="moe_ffn",
+        dtype=local.precision.dtype,
+        tokens=max(1, routing.processed * shard.ep // experts.topk),
+        hidden=routing.hidden,
+        inter=experts.ffn_hidden,
+        topk=experts.topk,
+        experts=experts.count,
+        moe_tp=shard.expert_tp,
+        moe_ep=shard.ep,
     )
 
 
