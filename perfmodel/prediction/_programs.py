@@ -173,20 +173,19 @@ def rank_busy_s(programs: Iterable[TimedProgram]) -> Float[np.ndarray, "*lanes r
 
 
 def prepared(spec: ProgramSpec) -> Prepared:
-    """The program's compiled structure (cached in the session)."""
-    return current_session().programs.get_or_compute(spec, lambda: _prepare(spec))
+    """The program's compiled structure (cached in the session, and on disk if its schedule follows from its name)."""
 
+    def prepare() -> Prepared:
+        if spec.digest is None:  # a schedule of the caller's own, which may be another one next time
+            compiled = compile_structure(build(spec))
+            structure = compiled.structure
+        else:
+            structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
+        compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
+        count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
+        return Prepared(structure, compiled, count)
 
-def _prepare(spec: ProgramSpec) -> Prepared:
-    """Build and compile a program (from the disk cache if it was built before)."""
-    if spec.digest is None:  # a schedule of the caller's own, which may be another one next time
-        compiled = compile_structure(build(spec))
-        structure = compiled.structure
-    else:
-        structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
-    compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
-    count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
-    return Prepared(structure, compiled, count)
+    return current_session().programs.get_or_compute(spec, prepare)
 
 
 def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:

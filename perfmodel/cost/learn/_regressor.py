@@ -249,16 +249,17 @@ class Regressor:
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """The plan for a kind on a device (cached); without `direct`, as if it had not been measured there."""
-        return self._plans.get_or_compute((query, kind, direct), lambda: self._plan(query, kind, direct))
 
-    def _plan(self, query: Query, kind: KernelKind, direct: bool) -> Plan:
-        known = stand_in(kind, self.kinds)
-        plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
-        if plan is None:
-            raise CalibrationError(
-                f"the weights of {self.family} list {known} but have no measurements of it; fit them again"
-            )
-        return on_behalf_of(plan, known, kind)
+        def new_plan() -> Plan:
+            known = stand_in(kind, self.kinds)
+            plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
+            if plan is None:
+                raise CalibrationError(
+                    f"the weights of {self.family} list {known} but have no measurements of it; fit them again"
+                )
+            return on_behalf_of(plan, known, kind)
+
+        return self._plans.get_or_compute((query, kind, direct), new_plan)
 
     def _evaluate(
         self, rows: Rows, terms: list[Term], term_at: np.ndarray, host_launch: bool
@@ -271,9 +272,11 @@ class Regressor:
         params_asked = term_constants(self.params, self.stacks, self.groups, terms)
 
         # the work of the kind that is asked, by the kernel of the kind that was measured
-        kinds = [t.kind for t in terms]
+        kinds, work = [t.kind for t in terms], [t.work or t.kind for t in terms]
         measured = KindColumns.of(kinds, term_at)
-        shape = shape_with_flags(_as_measured(rows, measured, [t.work or t.kind for t in terms], term_at))
+        as_measured = FAMILIES[rows.family].as_measured
+        shape_measured = as_measured(rows.shape, rows.columns, measured, KindColumns.of(work, term_at))
+        shape = shape_with_flags(Rows(rows.family, shape_measured, *distinct(work, term_at)))
         machine = machine_of([t.figures for t in terms_at_home], term_at, measured.dtype)
         machine_asked = machine_of([t.figures for t in terms], term_at, measured.dtype)
 
@@ -330,18 +333,6 @@ class Regressor:
             if mask.any():
                 low[mask], high[mask] = quantiles.at(log_time[mask])
         return Prediction(log_time, log_time + low, log_time + high, provenance)
-
-
-def _as_measured(rows: Rows, measured: KindColumns, work: Sequence[KernelKind], index: np.ndarray) -> Rows:
-    """Change the shapes of rows so that the kinds which were measured answer for them.
-
-    Args:
-        measured: kind by which each row is answered.
-        work, index: row `i` does the work of `work[index[i]]`.
-    """
-    work_columns = KindColumns.of(work, index)
-    shape = FAMILIES[rows.family].as_measured(rows.shape, rows.columns, measured, work_columns)
-    return Rows(rows.family, shape, *distinct(work, index))
 
 
 def cell_hash(
