@@ -1,6 +1,6 @@
 """Compares a run's log with its prediction and explains the difference."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import erf, exp, log, sqrt
 from pathlib import Path
@@ -22,7 +22,7 @@ from perfmodel.planning.health._causes import (
     with_batch,
 )
 from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
-from perfmodel.planning.health._evidence import Observed, weigh
+from perfmodel.planning.health._evidence import Likely, Observed, weigh
 from perfmodel.planning.health._measurements import most_telling
 from perfmodel.planning.health._series import StepSeries, step_series
 from perfmodel.planning.health._shown import Cause, option_causes, shown_causes
@@ -222,40 +222,12 @@ def check_run(
         small_batch=None if small_batch is None else small_batch.global_batch,
     )
     hidden, no_fault = weigh(observed, candidates)
-    named = {cause.name for cause in shown}
     left_s = max(0.0, observed.most_explained_s - explained_s)
-    begins = ""
-    if observed.jump is not None and series.drift is not None:
-        left_s = series.drift_s
-        begins = f"if it begins at step {series.drift.at_step:,}; "
-    guessed = []
-    for likely in hidden:
-        if likely.fault.name in named or likely.probability <= _LEAST_PROBABILITY:
-            continue
-        description = likely.severity.description
-        guessed.append(
-            Cause(
-                name=likely.fault.name,
-                title=likely.fault.title,
-                explains_s=left_s if begins else min(likely.explains_s, left_s),
-                probability=likely.probability,
-                evidence=f"{begins}fits best: {description}" if description else "",
-                remedy=likely.fault.remedy,
-            )
-        )
+    guessed = _guessed_causes(hidden, shown, left_s, series if observed.jump is not None else None)
 
     # The share of known sites that would be faster: a normal law of the logarithm.
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
-
-    # Order by expected seconds: probability times what the cause would explain. Hidden faults exclude one another and
-    # compete for the same seconds, so that among them only the probability counts.
-    least_s = _WORTH_NAMING * expected.step_time_s
-    guessed = [cause for cause in guessed if cause.explains_s > least_s]
-    hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
-    expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
-    expected_s |= {cause.name: cause.explains_s for cause in shown}
-    causes = [cause for cause in (*shown, *guessed) if cause.explains_s > least_s]
-    causes = sorted(causes, key=lambda cause: -expected_s[cause.name])[:NAMED_CAUSES]
+    causes = _worth_naming(shown, guessed, _WORTH_NAMING * expected.step_time_s)
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
     probability = {cause.name: cause.probability * cause.explains_s for cause in causes}
     counter = observed.peak_counter
@@ -280,6 +252,50 @@ def check_run(
         expected_peak_bytes=expected.memory_counted_bytes.get(counter),
         timers=timers,
     )
+
+
+def _guessed_causes(
+    hidden: Sequence[Likely], shown: Sequence[Cause], left_s: float, jumping: StepSeries | None
+) -> list[Cause]:
+    """Hidden faults that are likely enough, and that the log does not show anyhow, as causes.
+
+    Args:
+        left_s: seconds of a step that the shown causes leave to explain.
+        jumping: steps that take longer from one of them on, which is then what the faults explain.
+    """
+    begins = ""
+    if jumping is not None and jumping.drift is not None:
+        left_s = jumping.drift_s
+        begins = f"if it begins at step {jumping.drift.at_step:,}; "
+    named = {cause.name for cause in shown}
+    guessed = []
+    for likely in hidden:
+        if likely.fault.name in named or likely.probability <= _LEAST_PROBABILITY:
+            continue
+        description = likely.severity.description
+        guessed.append(
+            Cause(
+                name=likely.fault.name,
+                title=likely.fault.title,
+                explains_s=left_s if begins else min(likely.explains_s, left_s),
+                probability=likely.probability,
+                evidence=f"{begins}fits best: {description}" if description else "",
+                remedy=likely.fault.remedy,
+            )
+        )
+    return guessed
+
+
+def _worth_naming(shown: Sequence[Cause], guessed: Sequence[Cause], least_s: float) -> list[Cause]:
+    """The causes that explain more than `least_s` of a step, in the order of the seconds that each is expected to."""
+    # Expected are probability times what the cause would explain. Hidden faults exclude one another and compete for the
+    # same seconds, so that among them only the probability counts.
+    guessed = [cause for cause in guessed if cause.explains_s > least_s]
+    hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
+    expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
+    expected_s |= {cause.name: cause.explains_s for cause in shown}
+    causes = [cause for cause in (*shown, *guessed) if cause.explains_s > least_s]
+    return sorted(causes, key=lambda cause: -expected_s[cause.name])[:NAMED_CAUSES]
 
 
 def log_deviation(prediction: Prediction) -> float:
