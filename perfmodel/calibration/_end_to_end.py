@@ -242,15 +242,8 @@ def _fit(
         runs=posterior.runs,
     )
 
-    # What the parameters leave of a run's error is named where it lies far outside a site's usual scatter.
     beyond = posterior.errors[: len(runs)]
     offset = posterior.runs.mean(observed.coordinates)
-    likeness = site_prior.likeness
-    usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + site_prior.noise**2)
-    unexplained = []
-    for i in np.argsort(-np.abs(beyond)).tolist():
-        if abs(beyond[i]) > _FAR_OFF * usual_sd:
-            unexplained.append((runs[i].name, float(np.expm1(-beyond[i]))))
     return EndToEnd(
         device=device,
         runs=len(runs),
@@ -260,8 +253,19 @@ def _fit(
         error_after=mean_error(beyond + offset),
         overall_factor=float(np.exp(posterior.runs.overall)),
         beyond=_beyond(before, site_prior),
-        unexplained=tuple(unexplained),
+        unexplained=_unexplained(runs, beyond, site_prior),
     )
+
+
+def _unexplained(runs: Sequence[Run], beyond: np.ndarray, site_prior: SitePrior) -> tuple[tuple[str, float], ...]:
+    """Runs, by name, whose error beyond all parameters lies far outside a site's usual scatter, farthest first."""
+    likeness = site_prior.likeness
+    usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + site_prior.noise**2)
+    unexplained = []
+    for i in np.argsort(-np.abs(beyond)).tolist():
+        if abs(beyond[i]) > _FAR_OFF * usual_sd:
+            unexplained.append((runs[i].name, float(np.expm1(-beyond[i]))))
+    return tuple(unexplained)
 
 
 def _parameters(

@@ -116,15 +116,8 @@ def composed(
     programs = _programs(problem, layout_batch, parts, lanes, events)
     starts, cuts, knots = programs.starts, Cuts.of(layout_batch.composed[0].events, spec.segments), _knots(layers)
 
-    # Events between blocks, in (type, knot, class) order.
-    entries: list[np.ndarray] = []
-    entry_ops: list[np.ndarray] = []
-    for i, type_problem in enumerate(problems):
-        for part, begin in zip(parts, starts[:-1], strict=True):
-            between = _between(type_problem, part.batches[i], cuts, knots, layers)
-            entries.append((i * len(knots) + between.knot) * starts[-1] + begin + between.class_index)
-            entry_ops.append(between.op_index)
-            requests.append(PriceRequest(type_problem, between.ops, _event_pricer(between.ops)))
+    entries, entry_ops, between_requests = _between_blocks(problems, parts, starts, cuts, knots, layers)
+    requests += between_requests
 
     # All events are priced at once. Prices of one request follow those of the one before it.
     family_names = _kernel_families(requests)
@@ -157,6 +150,28 @@ def composed(
         **_host_tables(problems, batches_of_types, programs),
     )
     return programs, tables, times, family_names
+
+
+def _between_blocks(
+    problems: Sequence[StepProblem],
+    parts: Sequence[_Part],
+    starts: Sequence[int],
+    cuts: Cuts,
+    knots: Int[np.ndarray, " knots"],
+    layers: Int[np.ndarray, " stages"],
+) -> tuple[list[np.ndarray], list[np.ndarray], list[PriceRequest]]:
+    """Events between blocks under each type: the places that they add to, in (type, knot, class) order, which event of
+    their request each adds, and the requests for their prices."""
+    entries: list[np.ndarray] = []
+    entry_ops: list[np.ndarray] = []
+    requests: list[PriceRequest] = []
+    for i, type_problem in enumerate(problems):
+        for part, begin in zip(parts, starts[:-1], strict=True):
+            between = _between(type_problem, part.batches[i], cuts, knots, layers)
+            entries.append((i * len(knots) + between.knot) * starts[-1] + begin + between.class_index)
+            entry_ops.append(between.op_index)
+            requests.append(PriceRequest(type_problem, between.ops, _event_pricer(between.ops)))
+    return entries, entry_ops, requests
 
 
 def _parts(steps: Sequence[Sequence[LayoutBatch]]) -> list[_Part]:
