@@ -1,7 +1,6 @@
 """`perfmodel calibrate` as users call it: estimates, bad input, plans made for models, nccl-tests, diff."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,9 +16,12 @@ from perfmodel.spec import Job, Layout
 ROOT = Path(__file__).parents[2]
 TINY = """
 device = "EPYC-Genoa-core"
+attempts = 1
 [rule]
 half_width = 0.5
 max_s = 0.02
+min_repeats = 2
+interference_limit = 0.999
 [[kernels]]
 family = "gemm"
 m = [4, 8]
@@ -48,25 +50,15 @@ def tiny(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["jax", "torch"])
-def measured(request: pytest.FixtureRequest, tiny: Path) -> tuple[Path, dict[str, Any], str]:
-    """Folder, JSON and standard error of a run in a process of its own."""
+def measured(
+    request: pytest.FixtureRequest, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[Path, dict[str, Any], str]:
+    """Folder, JSON and standard error of a run."""
     pytest.importorskip(request.param, reason=f"{request.param} is not installed")
     out = tiny.parent / request.param
-    words = [
-        sys.executable,
-        "-m",
-        "perfmodel.cli",
-        "calibrate",
-        "--plan",
-        tiny,
-        "--out",
-        out,
-        "--backend",
-        request.param,
-    ]
-    done = subprocess.run([*map(str, words), "--json"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return out, json.loads(done.stdout), done.stderr
+    done = run(capsys, "calibrate", "--plan", tiny, "--out", out, "--backend", request.param, "--json")
+    assert done.status == 0, done.err
+    return out, json.loads(done.out), done.err
 
 
 def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, Any], str], capsys, tiny: Path):

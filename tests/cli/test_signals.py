@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from uuid import uuid4
 
@@ -49,6 +50,19 @@ collective = "all_reduce"
 bytes = [1024]
 dtype = "fp32"
 """
+
+
+def all_pairs(kinds: Sequence[str], always: Sequence[tuple[str, signal.Signals]]) -> list:
+    """Every kind of ranks with every signal. Each pair starts a command anew, so that `make test` takes a few.
+
+    A handler ends the children after every signal that can be handled, and the kernel does after SIGKILL: with one of
+    each, whatever the kind, both ways are gone.
+    """
+    pairs = []
+    for kind, number in product(kinds, SIGNALS):
+        marks = () if (kind, number) in always else (pytest.mark.slow,)
+        pairs.append(pytest.param(kind, number, marks=marks, id=f"{kind}-{number.name}"))
+    return pairs
 
 
 def marked(mark: str) -> set[int]:
@@ -112,8 +126,10 @@ def rank(tmp_path: Path) -> Path:
     return script
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("kind", ["python", "shell"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    all_pairs(["python", "shell"], [("python", signal.SIGKILL), ("shell", signal.SIGHUP)]),
+)
 def test_ranks_of_an_emulation_end_with_it(kind: str, number: signal.Signals, rank: Path) -> None:
     folder = rank.parent
     script = [sys.executable, str(rank), str(folder)]
@@ -126,23 +142,25 @@ def test_ranks_of_an_emulation_end_with_it(kind: str, number: signal.Signals, ra
         require_none_left(process, mark, number)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_launcher_of_nccl_tests_ends_with_the_calibration(number: signal.Signals, rank: Path) -> None:
+@pytest.mark.parametrize(("kind", "number"), all_pairs(["nccl-tests"], [("nccl-tests", signal.SIGINT)]))
+def test_a_launcher_of_nccl_tests_ends_with_the_calibration(kind: str, number: signal.Signals, rank: Path) -> None:
     folder = rank.parent
     plan = folder / "plan.toml"
     plan.write_text(PLAN.format(python=sys.executable, rank=rank, folder=folder))
-    calibrate = ["calibrate", "--backend", "nccl-tests", "--plan", str(plan), "--out", str(folder / "out")]
+    calibrate = ["calibrate", "--backend", kind, "--plan", str(plan), "--out", str(folder / "out")]
     with command(calibrate) as (process, mark):
         wait_until((folder / "up0").exists, process)
         assert len(marked(mark)) >= 3
         require_none_left(process, mark, number)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_ranks_of_a_calibration_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "number"), all_pairs(["jax"], [("jax", signal.SIGTERM), ("jax", signal.SIGKILL)])
+)
+def test_ranks_of_a_calibration_end_with_it(kind: str, number: signal.Signals, tmp_path: Path) -> None:
     """At the moment when they are started, before they are ready for anything."""
     plan = tmp_path / "plan.toml"
     plan.write_text(RANKS_OF_JAX)
-    with command(["calibrate", "--plan", str(plan), "--out", str(tmp_path / "out")]) as (process, mark):
+    with command(["calibrate", "--backend", kind, "--plan", str(plan), "--out", str(tmp_path / "out")]) as (process, mark):
         wait_until(lambda: len(marked(mark)) >= 3, process)
         require_none_left(process, mark, number)

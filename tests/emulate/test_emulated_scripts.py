@@ -38,7 +38,7 @@ def emulation(script: str, *arguments: str, world_size: int = 6, real: tuple[int
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("real", [(3,), (0, 2)])
+@pytest.mark.parametrize("real", [pytest.param((3,), marks=pytest.mark.slow), (0, 2)])
 def test_collectives_leave_what_they_should_and_take_as_long_as_they_should(real: tuple[int, ...]) -> None:
     """Every kind delayed by another time, so that no delay can stand for another's or be taken for overhead."""
     delays_s = {kind: LONG_S + 0.02 * n for n, kind in enumerate(DELAYED)}
@@ -113,7 +113,7 @@ def test_tensors_say_which_device_they_are_on() -> None:
     assert device_module("cuda float32").__name__ == "torch.cuda"
 
 
-@pytest.mark.parametrize("call", [1, 9])
+@pytest.mark.parametrize("call", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_the_call_at_which_a_rank_dies_is_counted_among_the_scripts_own(
     call: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,7 +177,12 @@ def test_real_ranks_apart_have_no_objects_for_each_other() -> None:
     [
         ("size", (0, 1), r"call #0 of group 0: rank \d calls all_reduce of \d+ bytes of float32 \(sum\), but rank \d"),
         pytest.param("left", (0, 1), "deadlock: rank 0 waits in all_reduce.*rank 1 has ended", marks=pytest.mark.slow),
-        ("sparse", (0,), "rank 0: call #0 of group 0: not emulated: all_reduce of a sparse tensor"),
+        pytest.param(
+            "sparse",
+            (0,),
+            "rank 0: call #0 of group 0: not emulated: all_reduce of a sparse tensor",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "objects", (0,), "rank 0: broadcast_object_list from rank 1, which is emulated", marks=pytest.mark.slow
         ),

@@ -71,20 +71,12 @@ def test_several_real_ranks_talk_to_each_other_themselves() -> None:
     assert (run.iterations().groupby("rank").iteration.max() == 3).all()
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_real_ranks_beside_each_other_find_sizes_that_fit(compiled: bool) -> None:
     """In a ring the first of two real neighbours sends nothing to emulated ranks, which answer it all the same."""
     place = PeerPlace(compiled=compiled)
     run = emulate(emulation("neighbours.py", world_size=4, real_ranks=(0, 1), wire=Network(), peer=place))
     assert (run.collectives().kind == "all_gather").sum() >= 2 * 2 * 2
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets anybody take any loopback address")
-def test_the_emulated_ranks_may_be_at_another_address() -> None:
-    run = emulate(emulation("steps.py", "4", world_size=4, wire=Network(), peer=PeerPlace.named("127.0.0.2")))
-    assert run.peer is not None
-    assert run.peer.messages > 0
-    assert run.iterations().iteration.max() >= 3
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable())
@@ -104,7 +96,13 @@ def test_the_emulated_ranks_may_be_behind_a_link_of_their_own() -> None:
 LINGERS = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(60)"
 
 
-@pytest.mark.parametrize("wrapper", [(), (sys.executable, "-c", LINGERS)], ids=["", "ranks end before the peer"])
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        pytest.param((), marks=pytest.mark.slow, id="peer ends too"),
+        pytest.param((sys.executable, "-c", LINGERS), id="ranks end before the peer"),
+    ],
+)
 def test_real_ranks_that_disagree_are_told_at_once(wrapper: tuple[str, ...]) -> None:
     begin_s = time.monotonic()
     place = PeerPlace(command=(*wrapper, *PeerPlace().command))
@@ -113,8 +111,15 @@ def test_real_ranks_that_disagree_are_told_at_once(wrapper: tuple[str, ...]) -> 
     assert time.monotonic() - begin_s < 100.0
 
 
-@pytest.mark.parametrize("more", [{"world_size": 4, "wire": Network()}, {"world_size": 2, "wire": None}])
-@pytest.mark.parametrize("source", [0, 1])
+@pytest.mark.parametrize(
+    ("more", "source"),
+    [
+        ({"world_size": 4, "wire": Network()}, 0),
+        pytest.param({"world_size": 4, "wire": Network()}, 1, marks=pytest.mark.slow),
+        pytest.param({"world_size": 2, "wire": None}, 0, marks=pytest.mark.slow),
+        ({"world_size": 2, "wire": None}, 1),
+    ],
+)
 def test_real_ranks_by_themselves_that_disagree_are_told_too(more: dict, source: int) -> None:
     """Nobody sees the messages of a group whose members are all real; the source of a broadcast waits for nobody."""
     begin_s = time.monotonic()
@@ -135,13 +140,17 @@ def test_a_host_that_is_not_known_is_named() -> None:
         PeerPlace.named("nobody@no.such.host.invalid")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets anybody take any loopback address")
 def test_another_host_is_reached_by_ssh_and_its_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\nexec {sys.executable} "$@"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    place = replace(PeerPlace.named("127.0.0.1"), command=_SSH, other_clock=True)
+    place = replace(PeerPlace.named("127.0.0.2"), command=_SSH, other_clock=True)
     run = emulate(emulation("steps.py", "4", world_size=4, wire=Network(), peer=place))
+    assert run.peer is not None
+    assert run.peer.messages > 0
+    assert run.iterations().iteration.max() >= 3
     calls, ends_s = run.collectives(), run.ranks[0].ends.wall_s
     assert calls.issued_s.between(ends_s.min() - 5, ends_s.max() + 5).all()
 

@@ -131,6 +131,7 @@ def test_a_killed_agent_is_named_and_the_run_goes_on_where_it_was(out: Path):
     assert read_table(out / "collectives.csv")["time_us"][0] == first["time_us"]
 
 
+@pytest.mark.slow
 def test_torchrun(out: Path):
     pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
     (out / "plan.toml").write_text(PLAN.replace("[[2, 1]]", "[[2, 2]]"))
