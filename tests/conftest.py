@@ -15,7 +15,10 @@ from perfmodel.session import current_session
 
 # examples are judged by their results: how long one takes says something of the machine's load only. A gate tells
 # good code from bad by the same examples every time; PERFMODEL_EXPLORE=1 draws others
-hypothesis.settings.register_profile("untimed", deadline=None, derandomize="PERFMODEL_EXPLORE" not in os.environ)
+EXPLORES = "PERFMODEL_EXPLORE" in os.environ
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, derandomize=not EXPLORES, max_examples=500 if EXPLORES else 50
+)
 hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What XLA has compiled once serves all workers, the processes that tests start, and later runs: a quarter of the time
@@ -25,8 +28,8 @@ USER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ.get("PERFMODEL_CACHE") or USER_CACHE) / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# A shell lets what it starts in the background ignore interrupts, nohup and setsid let it ignore hang-ups, and processes
-# that tests start would inherit that.
+# A shell lets what it starts in the background ignore interrupts, and nohup lets it ignore hang-ups: processes that
+# tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -35,7 +38,15 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 DATA = Path(os.environ.get("PERFMODEL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
-LONGEST = ("test_live.py", "test_cases.py", "test_docs.py", "test_laws.py", "test_agents.py")
+LONGEST = (
+    "test_laws.py",
+    "test_layout_laws.py",
+    "test_end_to_end.py",
+    "test_run_again.py",
+    "test_wire.py",
+    "test_emulated_scripts.py",
+    "test_agents.py",
+)
 """Files that take a minute or so: begun first, lest one worker waits for another's last file."""
 
 

@@ -76,7 +76,7 @@ UNITS = (
     joint=st.sampled_from([" ", "  "]),
     order=st.integers(0, 23),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_unit_order_and_punctuation_do_not_matter(count, rate, family, unit, times, per, joint, order):
     notation, gbit = unit
     counted = f"{times.format(count)}"

@@ -98,7 +98,11 @@ def test_an_interrupt_at_any_moment_ends_in_one_line(fraction, takes_s, cache):
 
 @pytest.mark.parametrize(
     "module",
-    [pytest.param("multiprocessing.context", marks=pytest.mark.slow), "numpy", pytest.param("jax", marks=pytest.mark.slow)],
+    [
+        pytest.param("multiprocessing.context", marks=pytest.mark.slow),
+        "numpy",
+        pytest.param("jax", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_while_a_package_is_half_imported(module, cache):
     interrupt = f'os.kill(os.getpid(), signal.SIGINT) if name == "{module}" else None'

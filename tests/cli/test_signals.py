@@ -154,13 +154,14 @@ def test_a_launcher_of_nccl_tests_ends_with_the_calibration(kind: str, number: s
         require_none_left(process, mark, number)
 
 
-@pytest.mark.parametrize(
-    ("kind", "number"), all_pairs(["jax"], [("jax", signal.SIGTERM), ("jax", signal.SIGKILL)])
-)
+@pytest.mark.parametrize(("kind", "number"), all_pairs(["jax"], [("jax", signal.SIGTERM), ("jax", signal.SIGKILL)]))
 def test_ranks_of_a_calibration_end_with_it(kind: str, number: signal.Signals, tmp_path: Path) -> None:
     """At the moment when they are started, before they are ready for anything."""
     plan = tmp_path / "plan.toml"
     plan.write_text(RANKS_OF_JAX)
-    with command(["calibrate", "--backend", kind, "--plan", str(plan), "--out", str(tmp_path / "out")]) as (process, mark):
+    with command(["calibrate", "--backend", kind, "--plan", str(plan), "--out", str(tmp_path / "out")]) as (
+        process,
+        mark,
+    ):
         wait_until(lambda: len(marked(mark)) >= 3, process)
         require_none_left(process, mark, number)

@@ -50,7 +50,7 @@ def test_healthy_rates_are_kept(device: str, kind: str) -> None:
     assert set(reasons(log(device, links, bus, kind))) == {""}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     device=st.sampled_from(sorted(HEALTHY)),
     factor=st.floats(0.001, 100),
@@ -145,7 +145,7 @@ def test_public_tables(data_dir) -> None:
     assert "sglang-0.5.12" not in set(l40s.software)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     slower=st.floats(1.05, 4.0),
     disturbed=st.lists(st.booleans(), min_size=len(SIZE), max_size=len(SIZE)),
@@ -183,7 +183,7 @@ def test_disturbed_rows_are_no_part_of_a_fit(tmp_path) -> None:
         fit_calibration([other], tmp_path / "none")
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     longer=st.floats(0.9, 6.0),
     groups=st.integers(2, 8),
@@ -232,7 +232,7 @@ def beside(alone: pd.DataFrame, exponent: float, groups: int) -> pd.DataFrame:
     return pd.concat([alone, alone.assign(variant=variant, time_us=latency_us + more_us)], ignore_index=True)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(exponent=st.floats(0, 1.5), groups=st.sampled_from([2, 4]), kind=st.sampled_from(["all_reduce", "all_gather"]))
 def test_predictions_share_links_as_measured(exponent: float, groups: int, kind: str) -> None:
     """Two ranks of each of eight nodes with eight adapters: by the nominal rates four groups share nothing."""
@@ -288,6 +288,7 @@ def test_kernels_set_aside_are_counted(tmp_path) -> None:
     assert (figures["rows"], figures["set_aside"]) == (len(rows), {"marked as suspect": len(disturbed)})
 
 
+@settings(max_examples=20)
 @given(
     loaded=st.floats(0.8, 3.0),
     cold=st.floats(0.8, 3.0),

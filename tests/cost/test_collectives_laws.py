@@ -65,7 +65,7 @@ def seconds(cluster: Cluster, asked: Collective) -> float:
     return float(model().times(cluster, [asked]).time_s[0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(questions(), st.floats(1, 40), st.integers(0, 1))
 def test_more_bandwidth_is_never_slower(question: tuple[Cluster, Collective], factor: float, level: int) -> None:
     cluster, asked = question
@@ -74,7 +74,7 @@ def test_more_bandwidth_is_never_slower(question: tuple[Cluster, Collective], fa
     assert faster <= seconds(cluster, asked) * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(questions(), st.floats(1, 40), st.integers(0, 1))
 def test_more_latency_is_never_faster(question: tuple[Cluster, Collective], factor: float, level: int) -> None:
     cluster, asked = question
@@ -82,7 +82,7 @@ def test_more_latency_is_never_faster(question: tuple[Cluster, Collective], fact
     assert seconds(changed(cluster, level, latency_s=factor), asked) >= seconds(cluster, asked) * (1 - 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(questions(), st.floats(1, 40))
 def test_more_bytes_or_sharing_is_never_faster(question: tuple[Cluster, Collective], factor: float) -> None:
     cluster, asked = question
@@ -91,7 +91,7 @@ def test_more_bytes_or_sharing_is_never_faster(question: tuple[Cluster, Collecti
     assert seconds(cluster, shared) >= seconds(cluster, asked) * (1 - 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(questions(), st.integers(2, 40))
 def test_more_bytes_take_no_longer_than_as_many_messages(question: tuple[Cluster, Collective], times: int) -> None:
     cluster, asked = question
@@ -99,7 +99,7 @@ def test_more_bytes_take_no_longer_than_as_many_messages(question: tuple[Cluster
     assert seconds(cluster, larger) <= times * seconds(cluster, asked) * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(questions(), st.integers(1, 40))
 def test_more_nodes_or_ranks_of_a_switched_node_are_never_faster(
     question: tuple[Cluster, Collective], more: int
@@ -188,7 +188,7 @@ def test_groups_between_the_ranks_of_a_group_are_counted(ranks: Iterable[int], i
     assert catalog.cluster("dgx-a100").reach(ranks).interleaved == interleaved
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(questions())
 def test_leaving_the_node_is_never_faster(question: tuple[Cluster, Collective]) -> None:
     cluster, asked = question
@@ -199,7 +199,7 @@ def test_leaving_the_node_is_never_faster(question: tuple[Cluster, Collective]) 
             assert seconds(cluster, out) >= seconds(cluster, asked) * (1 - 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(questions())
 def test_intervals_hold_the_point(question: tuple[Cluster, Collective]) -> None:
     times = model().times(question[0], [question[1]])
@@ -207,7 +207,7 @@ def test_intervals_hold_the_point(question: tuple[Cluster, Collective]) -> None:
     assert times.lo_s[0] <= times.time_s[0] <= times.hi_s[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(questions(), st.floats(24.0, 30.0))
 def test_large_gathers_and_scatters_take_no_longer_than_all_reduces(
     question: tuple[Cluster, Collective], octaves: float

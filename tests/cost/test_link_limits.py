@@ -128,7 +128,7 @@ def logs(draw: st.DrawFn) -> pd.DataFrame:
     )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(logs())
 def test_a_fit_to_any_log(tmp_path, log: pd.DataFrame) -> None:
     with suppress(TableError):  # nothing in it says anything of links

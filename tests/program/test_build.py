@@ -72,13 +72,13 @@ def assert_equals_simulator(spec: ProgramSpec, structure: Structure, schedule: S
     assert end[-1] == pytest.approx(makespan, rel=1e-12)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(spec=specs(), seed=st.integers(0, 1000))
 def test_end_times_equal_the_event_loop(spec: ProgramSpec, seed: int) -> None:
     assert_equals_simulator(spec, build(spec), spec.build_schedule(), seed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(spec=specs(most=6))
 def test_structures_are_well_formed(spec: ProgramSpec) -> None:
     s, schedule = build(spec), spec.build_schedule()

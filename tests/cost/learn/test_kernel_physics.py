@@ -70,7 +70,7 @@ experts = st.builds(
 
 
 @given(st.one_of(gemms, attentions, memory, embeddings, optimisers, convolutions, experts))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_flops_and_bytes_equal_those_of_the_op(op: KernelOp) -> None:
     physics, _ = kernel_physics(FIGURES, rows_from_ops([op]))
     np.testing.assert_allclose(physics.bytes, op.bytes, rtol=1e-12)
