@@ -156,7 +156,17 @@ def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "known"), [(0.6, 3), (0.8, 5), (1.0, 3), (1.2, 5), (1.35, 3), (1.6, 3), (1.9, 5), (2.0, 8)]
+    ("factor", "known"),
+    [
+        (0.6, 3),
+        pytest.param(0.8, 5, marks=pytest.mark.slow),
+        (1.0, 3),
+        pytest.param(1.2, 5, marks=pytest.mark.slow),
+        pytest.param(1.35, 3, marks=pytest.mark.slow),
+        (1.6, 3),
+        (1.9, 5),
+        pytest.param(2.0, 8, marks=pytest.mark.slow),
+    ],
 )
 def test_runs_that_agree_with_one_another_move_all_layouts(factor: float, known: int) -> None:
     """All steps of a site are the same multiple of the prediction, within 3 %: so are predictions of its others."""
@@ -187,7 +197,9 @@ def test_runs_that_agree_with_one_another_move_all_layouts(factor: float, known:
     assert np.mean(inside) >= (0.9 if factor >= 1 else 0.5)
 
 
-@pytest.mark.parametrize("factor", [0.6, 0.8, 1.25, 2.0])
+@pytest.mark.parametrize(
+    "factor", [0.6, pytest.param(0.8, marks=pytest.mark.slow), pytest.param(1.25, marks=pytest.mark.slow), 2.0]
+)
 def test_sites_that_differ_as_stated_are_met_after_five_runs(factor: float) -> None:
     """Of sites that lie half as fast again or slower, mostly as a whole: nine tenths of the others are inside."""
     site = site_of(common=0.5, own=0.05)

@@ -48,7 +48,7 @@ def test_single_update_sequence_iff_few_workers() -> None:
         assert (timeprest(workers, n).sequences == 1) == (workers <= n + 1)
 
 
-@pytest.mark.parametrize("workers", range(1, 13))
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 12])
 def test_default_nf1b_is_no_later_than_the_papers_and_idles_no_longer(workers: int) -> None:
     """Gradients are as late as in unit time. At real durations (a backward of a mini-batch lasts as long as its
     forwards twice) no stage idles longer than in the order of the figures; without a bound gradients are later."""

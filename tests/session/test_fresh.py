@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(asked(), min_size=2, max_size=4))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_a_session_that_has_answered_others_answers_as_a_fresh_one(
     folder: Path, fits: list[dict[str, bytes]], sequence: list[PriceQuery]
 ) -> None:

@@ -360,6 +360,19 @@ def test_checkpoints_of_operators_repeat_half_of_the_products_and_all_of_the_rou
     assert routed.hardware("selective") - routed.total == 2 * BATCH * S * LAYERS * (others + 3 * ROUTED)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_stacks_without_attention_repeat_their_layers_in_full_or_nothing(recompute: str) -> None:
+    """To the last operation, of however few there are: nothing of theirs belongs to selective recompute or adapters."""
+    job = Job(global_batch=1, seq_len=1)
+    conv = ConvLayer(name="conv", op="conv", c_in=1, size_in=1, c_out=1)
+    for model in (Mlp(name="mlp", layers=1, hidden=1), ConvNet(name="net", stack=(conv,))):
+        flops = step_flops(model, job)
+        assert flops.total == flops.total_causal == 3 * flops.forward
+        assert flops.forward == flops.layers_forward + flops.head_forward
+        repeated = flops.layers_forward if recompute == "full" else 0.0
+        assert flops.hardware(recompute) == flops.total + repeated
+
+
 def test_stacks_of_dense_layers_and_of_convolutions() -> None:
     mlp = flops_of(Mlp(name="mlp", layers=5, hidden=64), 1)
     assert mlp.forward == mlp.layers_forward == 2 * BATCH * 5 * 64 * 64
