@@ -55,19 +55,21 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
     block = _worker(source.entries)
     if block is None:
         return None
-    own = {key.removeprefix(f"{block}."): entry for key, entry in source.entries.items() if key.startswith(f"{block}.")}
-    is_megatron = str(own[_STRATEGY].value).startswith("megatron")
-    stated = _of_worker(source.entries, own)
+    worker = {
+        key.removeprefix(f"{block}."): entry for key, entry in source.entries.items() if key.startswith(f"{block}.")
+    }
+    is_megatron = str(worker[_STRATEGY].value).startswith("megatron")
+    stated = _of_worker(source.entries, worker)
     # Its own files of DeepSpeed's settings are named by a reference, and need not lie beside the file.
     notes = tuple(note for note in source.notes if "deepspeed_" not in note)
-    source = replace(source, notes=notes, devices=_devices(own))
+    source = replace(source, notes=notes, devices=_devices(worker))
     remarks = _remarks(block)
     if is_megatron:
         for kind in ("tensor", "pipeline"):
             stated.setdefault(f"{kind}_model_parallel_size", Entry(1, 0))
         # Megatron-Core's attention is fused whatever Transformers' word for it is.
         stated.pop("flash_attn", None)
-        stated |= _config(own)
+        stated |= _config(worker)
         arguments = factory_arguments(replace(source, entries=stated))
         return None if arguments is None else (arguments, replace(MEGATRON, always={**MEGATRON.always, **remarks}))
     form = replace(
@@ -76,14 +78,14 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
         table=(*LLAMA_FACTORY.table, Rule(keys=(_COPIES,), read=lambda settings: {"replicate": settings[_COPIES]})),
         always={**LLAMA_FACTORY.always, **remarks},
     )
-    stated |= _sharding(source, own)
+    stated |= _sharding(source, worker)
     return with_named_files(replace(source, entries=stated), form, Neighbours(Path(source.place).parent))
 
 
-def _of_worker(entries: Entries, own: Entries) -> dict[str, Entry]:
+def _of_worker(entries: Entries, worker: Entries) -> dict[str, Entry]:
     """Model, batch, length and precision as LLaMA-Factory's keys."""
-    stated = {name: own[key] for key, name in _OWN.items() if key in own}
-    model = own.get("model_args.model_name_or_path", entries.get("pretrain", entries.get("student_pretrain")))
+    stated = {name: worker[key] for key, name in _OWN.items() if key in worker}
+    model = worker.get("model_args.model_name_or_path", entries.get("pretrain", entries.get("student_pretrain")))
     if model is not None:
         stated["model_name_or_path"] = model
     if "sequence_length" in entries:
@@ -92,17 +94,17 @@ def _of_worker(entries: Entries, own: Entries) -> dict[str, Entry]:
         prompt, response = (entries[name] for name in _LENGTHS)
         stated["cutoff_len"] = replace(response, value=_sum(prompt.value, response.value))
     # Adapters are trained where a target of them is named (roll/models/model_providers.py).
-    has_adapters = is_on(own["model_args.lora_target"].value) if "model_args.lora_target" in own else False
+    has_adapters = is_on(worker["model_args.lora_target"].value) if "model_args.lora_target" in worker else False
     stated["finetuning_type"] = Entry("lora" if has_adapters else "full", 0)
     if not has_adapters:
         stated = {name: entry for name, entry in stated.items() if not name.startswith("lora_")}
-    dtype = own.get("model_args.dtype", Entry("bf16", 0))
+    dtype = worker.get("model_args.dtype", Entry("bf16", 0))
     if dtype.value in ("bf16", "fp16"):
         stated[str(dtype.value)] = replace(dtype, value=True)
     if _CHOSEN in entries and MICRO in stated:
         stated[MICRO] = replace(stated[MICRO], value=_sum(stated[MICRO].value, stated[MICRO].value))
     # The tower of images is left out of the prediction anyway; other frozen parts are not.
-    frozen = own.get("model_args.freeze_module_prefix")
+    frozen = worker.get("model_args.freeze_module_prefix")
     if frozen is not None and not str(frozen.value).startswith("vision"):
         stated["freeze_module_prefix"] = frozen
     return stated
@@ -116,20 +118,20 @@ def _sum(first: Any, second: Any) -> Any:
         return second
 
 
-def _config(own: Entries) -> dict[str, Entry]:
+def _config(worker: Entries) -> dict[str, Entry]:
     """Settings of the strategy; those that it hands on to the model's configuration stand beside its own."""
     prefix = f"{_CONFIG}."
-    names = {key.removeprefix(prefix): entry for key, entry in own.items() if key.startswith(prefix)}
+    names = {key.removeprefix(prefix): entry for key, entry in worker.items() if key.startswith(prefix)}
     return {key.removeprefix("additional_configs."): entry for key, entry in names.items()}
 
 
-def _sharding(source: Source, own: Entries) -> dict[str, Entry]:
+def _sharding(source: Source, worker: Entries) -> dict[str, Entry]:
     """DeepSpeed's settings or the name of them, or those of FSDP2."""
-    if str(own[_STRATEGY].value).startswith("fsdp2"):
-        return _fsdp(own, source.devices)
-    named = own.get(_CONFIG)
+    if str(worker[_STRATEGY].value).startswith("fsdp2"):
+        return _fsdp(worker, source.devices)
+    named = worker.get(_CONFIG)
     if named is None:
-        return {f"deepspeed.{key}": entry for key, entry in _config(own).items()}
+        return {f"deepspeed.{key}": entry for key, entry in _config(worker).items()}
     name = str(named.value).removeprefix("${").removesuffix("}")
     table = {
         f"deepspeed.{key.removeprefix(f'{name}.')}": entry
@@ -139,8 +141,8 @@ def _sharding(source: Source, own: Entries) -> dict[str, Entry]:
     return table or ({"deepspeed": replace(named, value=f"{name}.json")} if is_on(named.value) else {})
 
 
-def _fsdp(own: Entries, devices: int | None) -> dict[str, Entry]:
-    config = _config(own)
+def _fsdp(worker: Entries, devices: int | None) -> dict[str, Entry]:
+    config = _config(worker)
     stated = {"fsdp_version": Entry(2, 0)}
     for key, name in (("reshard_after_forward", "reshard_after_forward"), ("offload_policy", "offload_params")):
         if key in config:
@@ -152,11 +154,11 @@ def _fsdp(own: Entries, devices: int | None) -> dict[str, Entry]:
     return stated
 
 
-def _devices(own: Entries) -> int | None:
+def _devices(worker: Entries) -> int | None:
     """Number of devices of a worker: of its list, which is an expression of Python."""
-    mapping = own.get("device_mapping")
+    mapping = worker.get("device_mapping")
     if mapping is None:
-        return WHOLE.read(own["world_size"].value) if "world_size" in own else None
+        return WHOLE.read(worker["world_size"].value) if "world_size" in worker else None
     if isinstance(mapping.value, list):
         return len(mapping.value)
     text = re.sub(r"\s", "", str(mapping.value))
