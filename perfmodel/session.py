@@ -98,7 +98,7 @@ class Cache:
             self._total_size -= dropped.size
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all values."""
         with self._lock:
             self._entries.clear()
             self._total_size = 0.0

@@ -81,7 +81,8 @@ def _greedy(
     count: int,
     of_steps: Float[np.ndarray, "layouts pool"] | None,
 ) -> list[int]:
-    """Candidates by falling gain; `of_steps`: covariance of the log step times with each candidate's log time."""
+    """Yield candidates by decreasing gain; `of_steps` is the covariance of the log step times with each candidate's log
+    time."""
     variance = beliefs.variance(pool)
     chosen: list[int] = []
     columns: list[Float[np.ndarray, " pool"]] = []
@@ -156,7 +157,7 @@ class Selection:
         return frame_html(self.to_frame(), f"{self.reason} after {self.rounds[-1].measurements} measurements")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values, for JSON."""
         last = self.rounds[-1]
         return {
             "measurements": last.measurements,

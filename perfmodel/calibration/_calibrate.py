@@ -89,7 +89,7 @@ class LayoutSteps:
         return StepShares(step_time_s, tuple(index), shares, rest)
 
     def _family_half_width(self, share: EventShares) -> float:
-        """Half-width that events at the problem's own prices cause, errors of a family common to all."""
+        """Half-width due to events at the problem's own prices, with errors common to a family."""
         indices = [i for i, op in enumerate(share.ops) if op in self.unmeasured]
         ops = [share.ops[i] for i in indices]
         if not ops:
@@ -120,7 +120,7 @@ def run_apart(plan: Plan, folder: Path) -> None:
 
 
 def _run(plan: Plan, folder: Path) -> str:
-    """Run a plan, and return what was refused; empty where nothing was."""
+    """Run a plan, and return the reason if it was refused, else an empty text."""
     try:
         run_plan(plan, folder)
     except PerfModelError as error:

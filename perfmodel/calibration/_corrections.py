@@ -22,10 +22,11 @@ from perfmodel.spec import Layout
 LEAST_SHARE: Final = 0.002
 """Least share of the step at which an event constrains a parameter."""
 _SHAPED, NAMED_SD, _PARTLY = 0.02, 0.05, 0.10
-"""Standard errors that no number of calls removes: of a family whose kernels were matched by shape; of one matched by
-name alone; of one whose devices are a few of many."""
+"""Standard errors that remain for any number of calls: of families matched by shape, of families matched only by name,
+and of families recorded on only a few of many devices."""
 _LINK_PRIOR, _LINK_NOISE = 1.5, 0.05
-"""Standard deviations of log factors of links before, and of the log times of collectives around them."""
+"""Prior standard deviation of log factors of links, and the standard deviation of log times of collectives around
+them."""
 _HELD_UP: Final = 20.0
 """Multiple of the median time between two launches above which the host counts as held up rather than issuing."""
 
@@ -36,7 +37,7 @@ class Correction:
 
     name: str
     value: float
-    """Log factor; of a loss or spread the amount to add."""
+    """Log factor; for a loss or spread, the amount to add."""
     sd: float
     """Standard error of the value, in the same unit."""
     seconds: float
@@ -75,8 +76,8 @@ def corrections(
 
 
 def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
-    """Families: all that a device computes of one, measured over predicted; of a few devices of a pipeline the kernels
-    of known shape instead, each over its own prediction."""
+    """Factors of families: a device's total of each, measured over predicted. If only a few devices of a pipeline were
+    recorded, kernels of known shape are compared instead, each with its own prediction."""
     for family, (predicted_s, measured_s) in sides.families().items():
         tells_little = measured_s < LEAST_SHARE * sides.predicted_step_s
         if family not in KERNEL_FACTORS or tells_little or predicted_s <= 0:
@@ -108,7 +109,7 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
 
 
 def _usual_s(calls: Sequence[Call]) -> float:
-    """Return what calls take if each of known shape takes the median of its kernel's.
+    """Return the time of calls if each call of known shape takes the median time of its kernel.
 
     What holds up some calls for milliseconds, such as other work of the machine, is not the kernel's.
     """
@@ -119,7 +120,7 @@ def _usual_s(calls: Sequence[Call]) -> float:
 
 
 def _spread_over_steps(calls: Sequence[Call]) -> float:
-    """Standard error of the log of what a step's calls usually take; 0.05 where there is one step."""
+    """Standard error of the log of the usual time of a step's calls; 0.05 if there is only one step."""
     of_step: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         of_step[call.step].append(call)
@@ -176,17 +177,17 @@ class _Seen(NamedTuple):
 
     op: Collective
     time_s: float
-    """Seconds of one, without its wait."""
+    """Seconds of one collective, without its wait."""
     calls: float
     """Calls per device and step."""
     log_sd: float
-    """Standard error of the log of the time. Where systems hold up some calls for milliseconds, a few calls do not
+    """Standard error of the log of the time. On systems that delay some calls by milliseconds, a few calls do not
     determine the mean well."""
 
 
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
-    """Collectives by size. Those of unknown size are taken to be the predicted ones of their kind (of any kind, where
-    no name tells it), all longer by one factor."""
+    """Collectives by size. Those of unknown size are assumed to be the predicted ones of their kind (or of any kind, if
+    no name identifies it), all longer by one factor."""
     known = []
     for total in sides.events.values():
         if isinstance(total.op, Collective):
@@ -238,8 +239,8 @@ def _host(
     sides: SideBySide,
     slowed_s: float,
 ) -> Iterator[Correction]:
-    """Return the host's time per operator, and the gap between kernels that were issued in time. Where the host
-    computes itself, both are the time between its operators."""
+    """Return the host's time per operator, and the gap between kernels that were issued in time. If the host computes
+    itself, both are the time between its operators."""
     # Recording slows the host, so what it added is taken off the host's part.
     gap_s = host_s = idle_s(profile, sides)["between kernels"]
     if profile.asynchronous:
@@ -257,7 +258,8 @@ def _host(
 
 
 def _issuing_s(sides: SideBySide) -> float:
-    """Return the host's time to issue a step's kernels: between launches, without those where it was held up."""
+    """Return the host's time to issue a step's kernels: the sum of times between launches, except where it was
+    blocked."""
     total = []
     for device in {call.device for call in sides.calls}:
         for step in {call.step for call in sides.calls}:
@@ -271,8 +273,8 @@ def _issuing_s(sides: SideBySide) -> float:
 
 
 def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
-    """Spread s of the times at which ranks reach a collective: those before the last wait s sqrt(2 ln n) on average.
-    What the site's devices are apart already explains a share of the kernels between collectives."""
+    """Spread s of the times at which ranks reach a collective: ranks before the last wait s sqrt(2 ln n) on average.
+    The known spread of the site's devices already explains a part."""
     waited = [
         wait_s / sqrt(2 * log(call.op.num_ranks))
         for call, _, wait_s in sides.collectives
@@ -301,7 +303,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
 
 
 def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
-    """How much longer kernels run beside collectives: each against the same kernel with none beside it."""
+    """Slowdown of kernels that overlap with collectives, relative to the same kernel without overlap."""
     if not profile.asynchronous:
         return
     extra_s = beside_s = 0.0
@@ -343,8 +345,8 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
 
 
 def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
-    """Share of the collectives of blocks that shows, of what is predicted to hide behind kernels: 1 where the framework
-    waits for every collective. Predicted with the times that were measured, since longer ones hide less."""
+    """Exposed share of the collectives that are predicted to hide behind kernels; 1 if the framework waits for every
+    collective. The prediction uses measured times, because longer collectives hide less."""
     # Predicted share that hides, with the measured times of everything else.
     blocks = block_times(problem, layout)
     is_collective = np.array([group != "" for group in blocks.groups])

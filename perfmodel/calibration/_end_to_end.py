@@ -39,7 +39,7 @@ class FittedParameter:
     prior_sd: float
     """Standard deviation of the prior, which is normal around 0, and cut off below 0 for losses."""
     value: float
-    """Expected value."""
+    """Value expected after the fit."""
     lo: float
     """Lower end of the 90 % interval."""
     hi: float
@@ -48,7 +48,7 @@ class FittedParameter:
     runs: int
     """Runs whose step one standard deviation of the prior moves by 0.5 % or more."""
     informed: bool
-    """Whether the runs narrowed it by a tenth or more."""
+    """Whether the runs narrowed its interval by a tenth or more."""
     contradiction: str = ""
     """Sentence that says so if the value lies outside the prior's 90 % interval; empty otherwise."""
 
@@ -70,7 +70,7 @@ class EndToEnd:
     error_before: float
     """Mean of |predicted / measured - 1| over the runs, from the cost models alone."""
     error_after: float
-    """Mean error of these very runs after the fit: no measure of accuracy."""
+    """Mean error of the same runs after the fit, which is no measure of accuracy."""
     overall_factor: float = 1.0
     """Factor on the step times of all layouts; it differs from 1 if the runs agree with each other but not with
     published runs."""
@@ -122,7 +122,7 @@ _FELT = 0.005
 """Least change of a step, for one standard deviation of a prior, at which a run constrains a parameter."""
 _NARROWED = 0.9
 _FAR_OFF = 3.0
-"""Standard deviations of a typical site's runs about the parameters, beyond which a run is named."""
+"""A run is named if it is more than this many standard deviations of a typical site's runs away."""
 
 
 @shows_progress("fit to runs")
@@ -181,7 +181,7 @@ def calibrate_end_to_end(
 
 
 def _copy_weights(base: Path | None, out: Path) -> None:
-    """The parameters belong to the cost models that they correct."""
+    """Copy the weights of the cost models that the parameters correct."""
     if base is None or base.resolve() == out.resolve():
         return
     for path in sorted(base.glob("*.safetensors")):
@@ -275,7 +275,7 @@ def _parameters(
     runs: int,
     device: str,
 ) -> tuple[FittedParameter, ...]:
-    """Parameters before and after the runs; one that lies at its bound is as uncertain as if it had none."""
+    """Parameters before and after the runs; a parameter at its bound is as uncertain as without the bound."""
     # At its bound the posterior would have no width at all, which is more than the runs say.
     prior_covariance = covariance_of(parameter_priors, site_prior)
     unbounded = replace(posterior.runs, covariance=tuple(map(tuple, prior_covariance.tolist())))
@@ -287,7 +287,8 @@ def _parameters(
 
 
 def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str) -> FittedParameter:
-    """Return one parameter before and after the runs, which moved it by `moved` to a standard deviation `sd`."""
+    """Return one parameter before and after the runs; they moved it by `moved`, and `sd` is its posterior standard
+    deviation."""
     value = prior.centre + moved
     beyond_prior = abs(moved) > GAUSS_90 * prior.sd
 
@@ -308,7 +309,7 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
 
 
 def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
-    """A sentence, if most runs took longer or shorter than the published record lets expect of a site."""
+    """A sentence if most runs took longer or shorter than the published record allows for a site."""
     # Compare the median run with the interval of an unknown site that spends its step evenly on
     # all classes.
     at = float(np.median(-log_errors))
@@ -325,7 +326,7 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
 
 
 def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
-    """The shift in words, with what stands against it."""
+    """The contradiction in words: the shift, and the evidence against it."""
     # What a parameter is held against differs: losses against an assumption, kernels against
     # tables of the device, links against collectives.
     edge = GAUSS_90 * prior.sd

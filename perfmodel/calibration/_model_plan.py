@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NODES = 2
-"""Two nodes are enough to measure events between nodes, and one is not (DistSim section 1)."""
+"""Number of nodes needed to measure events between nodes (DistSim section 1)."""
 ITERATIONS = 100
 """Steps of a direct run whose mean is taken as the step time (DistSim section 5.2)."""
 
@@ -38,7 +38,7 @@ class LayoutCost:
     distinct: int
     """Number of distinct events among `executions`."""
     new: int
-    """Measurements that this layout needs beyond those of the layouts before it."""
+    """Number of measurements that this layout needs in addition to those of earlier layouts."""
     run_device_s: float
     """Device-seconds of running the layout itself for the plan's iterations."""
     measure_device_s: tuple[float, float]
@@ -55,13 +55,13 @@ class ModelPlan:
     """Model, job and cluster, with the calibration that predicted the times."""
     iterations: int
     plan: Plan
-    """Ready for `run_plan` or `write_plan`."""
+    """Plan for `run_plan` or `write_plan`."""
     extrapolated: dict[Collective, tuple[Collective, ...]] = field(repr=False)
     """Collectives out of reach of two nodes, and the measurements that they are extrapolated from."""
     unmeasured: dict[Op, str] = field(repr=False)
-    """Events that no collector measures, and why; their times stay predicted."""
+    """Events that no collector can measure, with the reason; their times remain predicted."""
     unmeasured_share: float
-    """Share of the layouts' step times that these take, in the mean."""
+    """Mean share of the layouts' step times in these events."""
     layouts: tuple[LayoutCost, ...]
 
     @property
@@ -198,7 +198,7 @@ def _assemble(
     rule: StoppingRule,
     collective_rule: StoppingRule,
 ) -> ModelPlan:
-    """Collect the measurements of all layouts, each once, and what every layout adds to them."""
+    """Collect the distinct measurements of all layouts, and the measurements that each layout adds."""
     chosen: dict[Op, None] = {}
     extrapolated: dict[Collective, tuple[Collective, ...]] = {}
     unmeasured: dict[Op, str] = {}
@@ -261,7 +261,7 @@ def _cost(
     rule: StoppingRule,
     collective_rule: StoppingRule,
 ) -> LayoutCost:
-    """Return what a layout takes to run, and what measuring its new events takes."""
+    """Return the cost of running a layout, and of measuring its new events."""
     least, most, once = 0.0, 0.0, 0.0
     # Running every event once needs those too that cannot be measured; measuring repeats the others by the rule.
     ops = [*new, *lost]
@@ -300,7 +300,7 @@ def why_not_measured(op: Op, nodes: int = NODES) -> str:
 
 
 def _kind(op: Op) -> tuple[str, ...]:
-    """Ops of one kind side by side, so that a plan's text is short."""
+    """Sort key that puts ops of one kind together, so that a plan's text is short."""
     if isinstance(op, Collective):
         # Numbers are padded to one width, so that they sort as numbers among texts.
         return (f"{op.num_ranks:6}", f"{op.ranks_per_node:6}", op.collective, op.dtype, f"{op.bytes:20.0f}")

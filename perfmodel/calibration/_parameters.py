@@ -41,9 +41,9 @@ WIDTHS: Final = {
     "straggling": 0.01,
     "step_overhead_s": 0.05,
 }
-"""Prior standard deviations of what no table holds and no published run tells apart: GPUs of one make differ by
-a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
-tenths of its time; loaders and loggers take some 10 ms."""
+"""Prior standard deviations of parameters that neither tables nor published runs determine: GPUs of one type differ by
+a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some tenths
+of its time; loaders and loggers take about 10 ms."""
 _LEAST: Final = 0.01
 """Least standard deviation of the part that a parameter does not share with its class. Assumed."""
 
@@ -61,7 +61,7 @@ class Prior:
     centre: float = 0.0
     """Expected value: 0 means that the tables are right; published runs or a profile may move it."""
     own_sd: float = 0.0
-    """The part of `sd` that it shares with no other parameter."""
+    """The part of `sd` that the parameter shares with no other."""
 
     @property
     def lowest(self) -> float:
@@ -92,7 +92,7 @@ def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Pr
 
 
 def _profiled(prior: Prior, correction: Correction) -> Prior:
-    """A prior in which the profile has the last word."""
+    """The prior given a profile, which overrides published runs."""
     centre = max(correction.value, prior.lowest)
     return replace(prior, centre=centre, sd=correction.sd, own_sd=correction.sd)
 
@@ -100,8 +100,8 @@ def _profiled(prior: Prior, correction: Correction) -> Prior:
 def covariance_of(
     parameter_priors: Sequence[Prior], site_prior: SitePrior
 ) -> Float[np.ndarray, "parameters parameters"]:
-    """Prior covariance of the parameters: each has a variance of its own, and the factors of a class share one at a
-    site. A parameter that a profile determined keeps only its own variance."""
+    """Prior covariance of the parameters: each has an independent variance, and the factors of a class share another at
+    a site. A parameter that a profile determined keeps only its own variance."""
     # Parameters of one class share the class's factor at the site. Those that a profile measured
     # do not: `own_sd` is all of their `sd`.
     classes = [CLASSES.index(class_of(prior.name)) for prior in parameter_priors]
@@ -160,7 +160,7 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
 
 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:
-    """Kernels of the device, in the dtypes that the runs use, that a factor stands against."""
+    """Number of measured kernels of the device, in the runs' dtypes, behind a factor."""
     # Batched products are measured in the tables of products, and are a factor of their own.
     kinds = measured_kinds(base, device, "gemm" if name == "bmm" else name)
     measured = 0
@@ -205,7 +205,7 @@ class Posterior:
     values: Vector
     """Expected parameters minus the centres of their priors."""
     runs: FittedRuns
-    """Runs by their tangents at `values`, with the parameters that a bound holds known exactly."""
+    """Runs linearised at `values`; parameters at a bound are treated as known exactly."""
     errors: Float[np.ndarray, " observations"]
     """Log of predicted over measured time at `values`."""
     gradient: Float[np.ndarray, "observations parameters"]
@@ -247,7 +247,8 @@ def _of_tangent(
     gradient: np.ndarray,
     lowest: Vector,
 ) -> tuple[FittedRuns, Vector]:
-    """Runs of a tangent and the parameters expected given them: those that would lie below their bounds stay there."""
+    """Runs of a linearisation and the expected parameters given them, where parameters below their bounds are set to
+    these."""
     at_bound = np.zeros(len(lowest), bool)
     prior = np.array(runs.covariance)
     # A parameter at its bound is known exactly, which moves the others, so the bounds are found one after another.

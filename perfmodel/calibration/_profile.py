@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN: Final = 20
-"""Differences that are named."""
+"""Number of differences that are named."""
 LEAST_MATCHED: Final = 0.05
-"""Share of the time of a profile's products that predicted ones have, below which it is of another run."""
+"""Least share of the time of a profile's products that match predicted ones; below it the profile belongs to another
+run."""
 _PRODUCTS: Final = "gemm"
 Files = Profile | Path | str | Sequence[Path | str]
-"""A profile, or its files."""
+"""A profile that is read already, or the files to read it from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Difference:
     predicted_calls: float
     measured_calls: float
     effect_s: float
-    """Measured minus predicted seconds, as far as they lengthen the step: of a collective, only the exposed share."""
+    """Measured minus predicted seconds that lengthen the step; for a collective, only the exposed share."""
     remedy: str
     """Change that would remove the difference."""
 
@@ -55,16 +56,16 @@ class ProfileReport:
 
     layout: str
     devices: int
-    """Recorded devices."""
+    """Number of devices that the profile recorded."""
     steps: int
-    """Recorded steps."""
+    """Number of steps that the profile recorded."""
     predicted_step_s: float
     measured_step_s: float
     """Median over the recorded steps, or the stated time of a step without the profiler."""
     matched_share: float
     """Share of the measured seconds that belongs to events with a prediction."""
     differences: tuple[Difference, ...]
-    """The largest first."""
+    """Differences, the largest first."""
     corrections: tuple[Correction, ...]
     """Corrections of the parameters by the profile."""
     unread: tuple[tuple[str, int], ...]
@@ -93,7 +94,7 @@ class ProfileFit:
     """A fit to a profile, and the comparison before the fit."""
 
     report: ProfileReport
-    """Prediction beside the profile, before the fit."""
+    """Comparison of prediction and profile before the fit."""
     fit: EndToEnd
     """Parameters after the profile and its step time."""
 
@@ -199,7 +200,7 @@ def _report(
     most: int,
     step_s: float | None = None,
 ) -> ProfileReport:
-    """Put a prediction and a profile side by side: differences by event, and corrections of the parameters."""
+    """Compare a prediction with a profile: differences by event, and corrections of the parameters."""
     # Recording slows the host. With the step's time without the profiler known, the difference is
     # what recording added.
     recorded_s = float(np.median(profile.step_s()))
@@ -255,7 +256,7 @@ def _shows(total: Total) -> float:
 
 
 def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
-    """Say what would remove the difference of an event."""
+    """Describe what would remove the difference of an event."""
     predicted_s, measured_s = families[total.family]
     if not total.family:
         return "the kernel's name does not identify what it computes; profile with record_shapes=True and operators"

@@ -31,7 +31,7 @@ class Total:
     label: str
     family: str
     op: Op | None
-    """One of the calls' ops, where its shape is known."""
+    """The op of one of the calls, if its shape is known."""
     predicted_s: float = 0.0
     critical_s: float = 0.0
     """Seconds of the predicted step's critical path."""
@@ -45,7 +45,7 @@ class CollectiveCall(NamedTuple):
 
     call: Call
     moving_s: float
-    """Seconds that it takes once all ranks are there."""
+    """Seconds that it takes after the last rank has arrived."""
     wait_s: float
     """Seconds that the rank waited before."""
 

@@ -83,7 +83,7 @@ def arithmetic_s(run: Run) -> float:
 
 
 _LEAST_SHARE = 0.01
-"""Least share of the measured step; classes below it say more about the clock than about the model."""
+"""Least share of the measured step; classes with less are dominated by the resolution of the clock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class _Traced:
     """Ops of each class in each sum."""
     measured_s: Float[np.ndarray, " sums"]
     weight: Float[np.ndarray, " sums"]
-    """The stages of a kind repeat one another: together they count as one observation."""
+    """Weight of each sum: the stages of a kind repeat one another and together count as one observation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class _Group:
 
     model: StepProblem
     runs: tuple[int, ...]
-    """Places in the whole list."""
+    """Indices in the list of all runs."""
 
 
 class Observations:

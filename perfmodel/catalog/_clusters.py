@@ -162,7 +162,7 @@ class ClusterEntry(Stated):
         )
 
     def _in_words(self, name: str, place: str) -> Cluster:
-        """The cluster whose links are told in words."""
+        """The cluster whose links are described in words."""
         try:
             network = read_network(self.inter_link or "")
             by_words = cluster_for(
@@ -319,7 +319,7 @@ def reference_system(device_name: str) -> Cluster | None:
 
 
 def _networks_assumed(system: Cluster) -> str:
-    """Say which networks the reference system of a device has."""
+    """A sentence on the assumed networks of a device's reference system."""
     # The answer must say which network it assumed, tier by tier.
     tiers = [
         f"{level.name} at {scaled(level.bandwidth_bytes_per_s, 'B/s')} per device for up to {level.size:,} devices"

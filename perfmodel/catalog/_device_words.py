@@ -66,7 +66,7 @@ _FILLER: Final = frozenset(
         "with",
     }
 )
-"""Words that drivers and tables put beside a name."""
+"""Words that drivers and tables add to a name."""
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)-?g(?:i?b)?")
 _POWER: Final = re.compile(r"(\d+(?:\.\d+)?)-?w(?:atts?)?")
 _KIND_OF_MEMORY: Final = re.compile(r"hbm\d?e?|gddr\d+x?|lpddr\d+x?")
@@ -79,7 +79,7 @@ class DeviceWords:
     """Parts of a device's name; empty if absent."""
 
     chip: tuple[str, ...]
-    """Words that are none of the others, sorted."""
+    """All other words, sorted."""
     makers: frozenset[str] = frozenset()
     form: str = ""
     """`sxm`, `sxm5`, `pcie`, `nvl`, `nvl72` or `oam`."""
@@ -140,9 +140,9 @@ class PartNames:
     """Parts of the names of one device of the catalog."""
 
     names: tuple[DeviceWords, ...]
-    """Parts of its name and of each alias."""
+    """Words of the device's name, and of each alias."""
     memory_gb: float
-    """Memory by its data sheet."""
+    """Memory according to its data sheet."""
 
     def fits(self, stated: DeviceWords) -> bool:
         """Whether the device matches all named parts."""

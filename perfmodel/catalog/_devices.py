@@ -124,7 +124,7 @@ def device_from_toml(data: dict[str, Any], place: str) -> Device:
 
 
 _POWER_LIMITS: Final = (0.2, 1.5)
-"""Power limits that are taken at their word, of nominal power."""
+"""Range of accepted power limits, relative to the nominal power."""
 
 
 @cache

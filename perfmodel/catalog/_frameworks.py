@@ -83,8 +83,8 @@ def framework_years(name: str) -> tuple[int, ...]:
 
 
 def _version_named(name: str, year: int | None = None) -> Versions:
-    """The versions of a framework of the catalog by one of its names; of a name that several had, one after the other,
-    those of the first that existed in `year` (raises `UnknownNameError`)."""
+    """The versions of a framework by one of its names; if several frameworks had the name in turn, those of the first
+    that existed in `year` (raises `UnknownNameError`)."""
     candidates = _names().get(key(name))
     if candidates is None:
         raise UnknownNameError("framework", name, _names())
@@ -112,7 +112,7 @@ def _versions(content: dict[str, Any], place: str, name: str) -> Versions:
 def _facts(
     entry: dict[str, Any], place: str, earlier: Mapping[int, Framework], name: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values and sources of a version: its own facts over those that it is based on."""
+    """Values and sources of a version: its own facts, which override those of the version it is based on."""
     entry = dict(entry)
     values: dict[str, Any] = {}
     sources: tuple[str, ...] = ()

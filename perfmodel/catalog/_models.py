@@ -25,8 +25,8 @@ from perfmodel.spec import ConvLayer, ConvNet, Mlp, Model, Transformer, key_fiel
 
 Config = Mapping[str, Any]
 LONGEST_ASSUMED: Final = 8192
-"""Tokens per sequence that are taken at most where a configuration says only how many its positions allow: models are
-pre-trained on less (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
+"""Longest sequence assumed if a configuration states only its largest number of positions: models are pre-trained on
+shorter ones (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
 
 
 def model(name_or_path: str | Path | Model) -> Model:
@@ -65,7 +65,7 @@ def model(name_or_path: str | Path | Model) -> Model:
 _VARIANT: Final = re.compile(
     r"-(hf|base|instruct|chat|sft|it|pt|thinking|fp16|bf16|fp8|bnb|awq|gptq|int[48]|nf4|w\d+a\d+|[48]-?bits?|v\d+(\.\d+)*|2[0-9]{3})$"
 )
-"""Endings of names on a hub that tell how a model was fine-tuned; the architecture does not depend on them."""
+"""Endings of names on a hub that describe fine-tuning, which does not change the architecture."""
 
 
 def hub_names(name: str) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def model_with(base: Model, changes: Mapping[str, Any], place: str) -> Model:
 
 
 def _as_table(model: Model) -> dict[str, Any]:
-    """A model's fields as a file states them: keys of sections beside the others, other records as tables."""
+    """A model's fields in the form of a file: keys of sections at the top level, other records as tables."""
     tables = asdict(model)
     return {key: reduce(getitem, entry.path, tables) for key, entry in key_fields(type(model)).items()}
 
@@ -216,7 +216,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
 
 
 def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration without its nulls, under the names that the family's reader knows."""
+    """The configuration without nulls, with keys renamed to those of the family's reader."""
     plain = {key: huggingface.one_number(value) for key, value in config.items() if value is not None}
     if isinstance(plain.get("attn_config"), dict):
         plain["attn_config"] = _stated(plain["attn_config"], {})
@@ -228,7 +228,7 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the head shares the table of tokens, where the language model or the whole of several parts says it."""
+    """Whether the head shares the token embedding, if the language model's or the whole configuration states it."""
     # Every class of Hugging Face with a head over tokens obeys this key, and readers of families set only what holds
     # where it is left out. Classes of images are no tokens.
     if fields.get("patches"):
@@ -259,7 +259,7 @@ _VGG16_ALIASES = ("vgg16",)
 
 
 class UnmadeConvNet(NamedTuple):
-    """A network of the catalog that is written out only when somebody asks for it."""
+    """A network of the catalog whose layers are built on first use."""
 
     make: Callable[[], ConvNet]
     aliases: tuple[str, ...]

@@ -23,14 +23,14 @@ class Recipe:
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty, as of `models` and `devices`: all."""
+    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty: all, as for `models` and `devices`."""
     since: str = ""
     until: str = ""
-    """Releases, the first and the last, as `26.04`; empty: all."""
+    """First and last release, such as `26.04`; empty: all."""
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     recompute_layers: int | None = None
     offload_layers: int | None = None
-    """Layers whose activations go to the host, where there is no pipeline."""
+    """Layers whose activations are offloaded to the host, without a pipeline."""
     cuda_graphs: CudaGraphs | None = None
     blocking_launches: bool | None = None
     flash_attention: bool | None = None
@@ -46,7 +46,8 @@ class Recipe:
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     fewer_on_last_stage: int | None = None
-    """Layers that the last pipeline stage (of all model chunks) has fewer than the others, for what else it has."""
+    """Number of layers by which the last pipeline stage (of all model chunks) is shorter, because it also holds the
+    head."""
 
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
         """Whether the recipe applies to a run with these names."""
@@ -110,7 +111,7 @@ def _files(framework: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _order(release: str) -> tuple[int, ...]:
-    """Year and month; nothing of no release."""
+    """Year and month of a release; empty without a release."""
     return tuple(int(part) for part in release.split(".")[:2] if part)
 
 
@@ -127,7 +128,7 @@ class ExchangeRates:
     link_gb_per_s: float
     """Nominal rate of a link one way [1e9 bytes/s], which rates are relative to."""
     ranks_per_node: int = 0
-    """Between nodes: ranks of each. 0: inside one."""
+    """Ranks of each node, for rates between nodes; 0 for rates inside a node."""
     parties: tuple[int, ...]
     """Ranks inside a node, or nodes."""
     dispatch_gb_per_s: tuple[float, ...]
@@ -155,7 +156,7 @@ class ExchangeLibrary:
     multiprocessors: int = 0
     """Multiprocessors that the kernels occupy in training frameworks; 0 if unknown."""
     rate: tuple[ExchangeRates, ...] = ()
-    """Published rates; empty where there are none."""
+    """Published rates; empty if there are none."""
 
 
 @cache

@@ -150,7 +150,7 @@ _REASONS: Final = {
 
 
 def _reason(kind: str, message: str) -> str:
-    """Why pydantic refused a value, for whoever wrote it."""
+    """The reason why pydantic refused a value, in words for the author of the file."""
     return _REASONS.get(kind, message.removeprefix("Value error, "))
 
 

@@ -30,7 +30,7 @@ _JOB_KEYS: Final = {key: entry for key, entry in key_fields(Job).items() if key 
 JOB_WORDS: Final = tuple(sorted(_JOB_KEYS, key=lambda key: len(_JOB_KEYS[key].path)))
 """Keys of `[job]` and keywords of a job: its plain fields first, then those of its sections."""
 FRAMEWORK_FACTS: Final = tuple(key for key in key_fields(Framework) if key not in ("name", "since", "sources"))
-"""Keys of a table [framework] beside `name`."""
+"""Keys of a table [framework] other than `name`."""
 NAMED: Final = ("model", "cluster", "framework")
 SECTIONS: Final = ("job", "layout", "network", "search", "serving")
 JOB_FILE_KEYS: Final = (*NAMED, "devices", *SECTIONS)
@@ -42,7 +42,7 @@ class JobFile:
     """A parsed job file, with changes from the command line."""
 
     place: str
-    """Its path."""
+    """Path of the job file, or the name that errors give it."""
     problem_fields: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `catalog.problem`: model, cluster, framework, devices and fields of the job."""
     layout: str = ""
@@ -112,7 +112,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
 
 
 def _check_keys(data: Mapping[str, Any], place: str) -> None:
-    """Refuse unknown keys, and values of another kind than their keys have."""
+    """Refuse unknown keys, and values of the wrong kind."""
     # Keys at the top are few; one that belongs in a table, or in a launch file, is told where to go.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
@@ -125,7 +125,7 @@ def _check_keys(data: Mapping[str, Any], place: str) -> None:
 
 
 def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[str, Any]:
-    """Model, cluster and framework: names and paths as they are, tables as the records that names stand for."""
+    """Model, cluster and framework of a file: names and paths unchanged, tables as records."""
     # Nothing behind this knows where the records came from.
     stated = {key: _path_beside(folder, data[key]) for key in NAMED if key in data}
     stem = Path(place).stem
@@ -148,7 +148,7 @@ def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[st
 
 
 def _model_table(table: dict[str, Any], place: str, stem: str) -> Model:
-    """The model of a table [model]: whole, or one of the catalog (`like`) with some fields changed."""
+    """The model of a table [model]: a complete one, or a catalog model (`like`) with some fields changed."""
     table = dict(table)
     base_name = table.pop("like", None)
     if base_name is None:
@@ -171,7 +171,7 @@ def framework_with(changes: Mapping[str, Any], framework: Framework, place: str)
 
 
 def _change(data: dict[str, Any], change: str) -> None:
-    """Put one value in place of what the file has there."""
+    """Replace one value of the file."""
     key, sign, raw = (part.strip() for part in change.partition("="))
     *tables, name = key.split(".")
     if not sign or not name:
@@ -199,14 +199,14 @@ def toml_value(raw: str) -> Any:
 
 
 def _path_beside(folder: Path, value: Any) -> Any:
-    """The path of a file that stands beside the job file; anything else as it is."""
+    """The path of a file in the job file's folder; other values unchanged."""
     if isinstance(value, str) and value.partition("@")[0].endswith((".toml", ".json")):
         return str(folder / value)
     return value
 
 
 def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
-    """A layout of a file, whose schedule may be in another file only if that lies below a folder.
+    """A layout from a file; its schedule file, if any, must be inside a given folder.
 
     Whoever writes a job file must not choose what else is read: only the command line names any file.
 
@@ -243,7 +243,7 @@ def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
 
 
 def _layout(data: Mapping[str, Any], place: str) -> str:
-    """The layout in its notation, checked as far as its keys go."""
+    """The layout in its notation, with its keys checked."""
     notation = data.get("layout", "")
     if isinstance(notation, dict):
         notation = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in notation.items())
@@ -259,12 +259,12 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
 
 
 PROBLEM_WORDS: Final = ("devices", "job", "framework", *JOB_WORDS)
-"""Keywords that `problem` takes beside model and cluster."""
+"""Keywords of `problem` other than model and cluster."""
 LAYOUT_WORDS: Final = tuple(f.name for f in fields(Layout))
 StatedLayout = Layout | str | Mapping[str, Any]
 """A layout, its notation, or its fields by name."""
 Named = Problem | Model | JobFile | Path | str
-"""Values that stand for a model or a whole problem."""
+"""Values that specify a model or a whole problem."""
 
 
 def problem(

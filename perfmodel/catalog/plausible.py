@@ -70,7 +70,7 @@ PLAUSIBLE: Final[Mapping[str, Plausible]] = {
     "reached_share": Plausible(1e-3, 1.0, "of 1", {"%": 1e-2}),
     "usd_per_hour": Plausible(1e-4, 1e4, "USD", {"cents": 1e-2}),
 }
-"""Limits by key of a file. Zero and negative values are handled where the figure is used: refused, or read as none."""
+"""Limits by key of a file. Zero and negative values are refused or read as none where the figure is used."""
 PEAK_RATE: Final = Plausible(1e-3, 1e6, "TFLOP/s", {"FLOP/s": 1e-12, "GFLOP/s": 1e-3, "PFLOP/s": 1e3}, "rate", 1e12)
 """Limits of the peak of every element type in `peak_tflops`."""
 

@@ -16,9 +16,9 @@ DEFAULT_CACHE_BYTES = 8 * MIB
 BANDWIDTH_PER_CORE_BYTES_PER_S = 10e9
 """Bandwidth at which one core streams from DRAM, limited by its outstanding misses; usually 8 to 15 GB/s."""
 SOCKET_BANDWIDTH_BYTES_PER_S = 200e9
-"""Eight channels of DDR4-3200, the bound however many cores pull."""
+"""Largest DRAM bandwidth of a socket, however many cores use it: eight channels of DDR4-3200."""
 LOOPBACK_BYTES_PER_S = 5e9
-"""Between processes of one machine, through shared memory or loopback sockets."""
+"""Rate between processes of one machine, through shared memory or loopback sockets."""
 
 _FMA_LANES = {"avx512f": 16, "avx2": 8, "avx": 4, "asimd": 4}
 _FMA_UNITS = 2

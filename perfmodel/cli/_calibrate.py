@@ -196,7 +196,7 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
 
 
 def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]":
-    """The plan, and for one made for a model what it saves."""
+    """The plan, and its savings if it was made for a model."""
     from perfmodel import measure
 
     if (arguments.plan is None) == (arguments.model is None):
@@ -222,7 +222,7 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
 
 
 def _refused_here(arguments: argparse.Namespace, plan: "Plan") -> str | None:
-    """Why this machine cannot measure the plan, which another machine may; `None` where it can.
+    """Reason why this machine cannot measure the plan, although another may; `None` if it can.
 
     Raises:
         PerfModelError: if the folder holds rows of another device or other software.
@@ -261,7 +261,7 @@ def _unmeasured_rows(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list
 
 
 def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
-    """Measure what is left of a plan; the tables that were written."""
+    """Measure the remaining rows of a plan; return the tables that were written."""
     from perfmodel import measure
 
     remaining, rows = _unmeasured_rows(arguments, plan)
@@ -322,7 +322,7 @@ def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Poi
 
 @contextmanager
 def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterator[tuple[Agent, ...]]":
-    """The processes that were started, all come; none where this one measures alone."""
+    """The processes of the launch, once all have connected; none if this one measures alone."""
     from perfmodel import measure
 
     if launch is None:

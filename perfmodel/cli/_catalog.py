@@ -60,7 +60,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def _kinds(arguments: argparse.Namespace) -> int:
-    """Say what the catalog holds, and how many of each."""
+    """List the kinds of entries in the catalog, with their numbers."""
     counts = {kind: _number_of(kind) for kind in KINDS}
 
     def show() -> None:
@@ -72,7 +72,7 @@ def _kinds(arguments: argparse.Namespace) -> int:
 
 
 def _number_of(kind: str) -> int:
-    """Entries of a kind. Their records are not made, as these count the parameters of every model."""
+    """Number of entries of a kind, without making their records, which would count the parameters of every model."""
     from perfmodel import catalog
 
     if kind in VOCABULARY:
@@ -209,7 +209,7 @@ def _device(device: "Device") -> dict[str, Any]:
 
 
 def _framework(framework: "Framework") -> dict[str, Any]:
-    """Since when, from where, and the facts in which it differs from `generic`."""
+    """Year, sources, and the facts in which a framework differs from `generic`."""
     from perfmodel.catalog.job_files import FRAMEWORK_FACTS
     from perfmodel.spec import Framework
 

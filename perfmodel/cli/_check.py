@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Hold a log against its launch script and show what is wrong."""
+    """Compare a log with the prediction of its launch script, and show the result."""
     from perfmodel.planning.health import check_run
 
     with progress("check", silent=arguments.json) as report:
@@ -72,7 +72,7 @@ def _show(health: "RunHealth", files: list[str]) -> None:
 
 
 def _save_every(launch: "Launch | None") -> int | None:
-    """Steps between checkpoints, as the launch script has them."""
+    """Steps between checkpoints, from the launch script."""
     from perfmodel.ingest.launch import save_every
 
     return None if launch is None else save_every(Path(launch.path).read_text(errors="replace"))

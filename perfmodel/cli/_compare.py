@@ -124,7 +124,7 @@ def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrace]":
-    """The predicted and the measured one."""
+    """The predicted and the measured trace."""
     from perfmodel.ingest import read_trace
 
     return read_trace("auto", [arguments.predicted]), read_trace(arguments.format, arguments.measured)

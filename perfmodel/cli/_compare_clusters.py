@@ -134,7 +134,7 @@ def show(result: "ClusterComparison", command: str) -> None:
 
 
 def _rests_on(plan: "ClusterPlan") -> str:
-    """Price of a device and where it is from, and how well its power is known."""
+    """Price of a device with its source, and whether its power is known."""
     run = plan.run
     price = "the price is not known; give --price NAME=USD"
     if run.usd_per_device_hour is not None:

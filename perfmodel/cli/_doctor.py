@@ -105,7 +105,7 @@ def _version(name: str) -> str | None:
 
 
 def _extras() -> dict[str, str]:
-    """Tell for every extra whether all that it asks for is installed."""
+    """Return for every extra whether all of its packages are installed."""
     packages_of_extra: dict[str, list[str]] = {}
     for line in metadata.requires("perfmodel") or ():
         # Requirements read `package>=1; extra == "name"`.

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check the flags, run the emulation, and return what there is to tell of it."""
+    """Check the flags, run the emulation, and return its report."""
     from perfmodel import catalog
     from perfmodel.emulate import Emulation, emulate, emulated_curve
     from perfmodel.measure import usable_cores
@@ -155,7 +155,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 def _draw_curve(curve: "EmulatedCurve", path: Path | None) -> list[str]:
-    """Draw the curve of a sweep where a file for it is named; returns what was written."""
+    """Draw the curve of a sweep if a file for it is named; return the files written."""
     if not path:
         return []
     from perfmodel.viz import draw_emulated_curve, save_figure
@@ -252,7 +252,7 @@ def _program(
 
 
 def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster") -> dict[str, Any]:
-    """A rank of each class, in turn; the slowest class is the job's pace where none waits for another."""
+    """Run a rank of each class in turn; the slowest class sets the pace if no class waits for another."""
     from perfmodel.emulate import classes_of_script, run_classes
 
     of_one_run = {
@@ -288,7 +288,7 @@ def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "C
 
 
 def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
-    """Kinds that were to take longer, of which there was none."""
+    """Kinds of collectives that were delayed but never called."""
     return sorted({*delayed} - {delayed_as(kind) for kind in called})
 
 
@@ -328,9 +328,9 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
 
 
 _NO_SLACK_S: Final = 1e-9
-"""Slack of a collective below which there is none."""
+"""Slack of a collective below which it counts as none."""
 _BUSY_S: Final = 2e-3
-"""Emulating a call takes less, unless the machine has other work."""
+"""Emulating a call takes less than this, unless the machine is busy."""
 
 
 def show(report: dict[str, Any]) -> None:
@@ -381,7 +381,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _show_iterations(report: Mapping[str, Any]) -> None:
-    """Print the times of iterations, what delays cost them, and the prediction beside them."""
+    """Print the times of iterations, the cost of delays, and the prediction."""
     print(
         f"iteration {duration(report['iteration_s'])} (median of {report['iterations']}; 8 of 10 take "
         f"{duration(report['iteration_p10_s'])} to {duration(report['iteration_p90_s'])}): "

@@ -84,7 +84,7 @@ def schedules_named(arguments: argparse.Namespace, default: Sequence[str] = ()) 
 
 
 def _chunks_of(arguments: argparse.Namespace, name: str) -> int:
-    """Chunks per device of a schedule: --chunks for those that take any."""
+    """Chunks per device of a schedule: --chunks for schedules that accept any number."""
     from perfmodel.schedule import get_schedule
 
     scheduler = get_schedule(name)

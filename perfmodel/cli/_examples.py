@@ -172,7 +172,7 @@ _TWO: Final = {
 }
 """Examples by the words of a command."""
 _TABLES: Final = ("fit", "validate", "plot roofline", "plot parity")
-"""Commands that read tables, and all below them."""
+"""Commands that read tables, with all of their sub-commands."""
 
 
 def examples(command: str) -> tuple[str, ...]:

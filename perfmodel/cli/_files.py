@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
 
 MOST_NAMED = 12
-"""Keys, or reasons, that notes name."""
+"""Most keys, or reasons, that a note names."""
 PROGRAM_HELP = (
     "program.ir, a catalog model, FILE.onnx, FILE.pt2 (torch.export), or FILE.py:FUNCTION, which returns a PyTorch "
     "module and the tuple of its arguments, or a JAX loss and the tuple of its weights and data"
@@ -60,7 +60,7 @@ def add_job_file(
 
 
 def add_from(command: argparse._ActionsContainer) -> None:
-    """The flag."""
+    """Add the flag `--from`."""
     command.add_argument(
         "--from",
         dest="launch_file",
@@ -131,7 +131,7 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
 
 
 def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Path | None:
-    """The job file of a command, wherever it stands; the flag that it stood in for is left open.
+    """Take the job file from the arguments, wherever it stands, and clear the argument that it filled.
 
     Raises:
         PerfModelError: a file that is no job file.
@@ -160,7 +160,7 @@ def _take_job_file(arguments: argparse.Namespace, stated: Collection[str]) -> Pa
 
 
 def _is_key(change: str) -> bool:
-    """Whether a change is of the job file's, or was meant to be: its key has dots, or is one there."""
+    """Whether a change belongs to the job file: its key has dots, or is a key of the file."""
     key, sign, _ = change.partition("=")
     return "." in key or key.strip() in ("", *JOB_FILE_KEYS, *JOB_WORDS) or not sign
 
@@ -173,7 +173,7 @@ def _fill(arguments: argparse.Namespace, unclaimed: dict[str, Any], name: str, v
 
 
 def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
-    """Flags of a server that are not given."""
+    """Fill in the flags of a server that are not given."""
     from perfmodel.serving import serving_options
 
     for word, value in serving_options(file).items():
@@ -183,7 +183,7 @@ def _fill_serving(arguments: argparse.Namespace, file: JobFile, stated: Collecti
 
 
 def _fill_search(arguments: argparse.Namespace, file: JobFile, stated: Collection[str]) -> None:
-    """Flags of a search that are not given; what no flag has apart."""
+    """Fill in the flags of a search that are not given; keep settings that have no flag separately."""
     from perfmodel.planning.layouts.search_words import file_words
 
     for word, value in file_words(file).items():
@@ -244,7 +244,7 @@ def of_calibration(arguments: argparse.Namespace) -> bool:
 
 
 def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Flags from the file; sentences for what it leaves open."""
+    """Fill in flags from the launch file; return sentences on settings that it leaves open."""
     from perfmodel.ingest.launch import read_launch
 
     # Flags go into the reading of the file, since what a script leaves open may follow from them.
@@ -273,7 +273,7 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | None) -> None:
-    """The layout in the notation from which the framework of the command reads this very layout."""
+    """Fill in the layout in the notation of the command's framework."""
     from perfmodel import catalog
 
     # Commands take layouts as text. Written in the framework's notation, the text reads back as
@@ -288,7 +288,7 @@ def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | N
 
 
 def _say(launch: "Launch") -> None:
-    """Note on stderr what was assumed and what was not understood; what may be wrong is said by `emit`."""
+    """Print on stderr the assumptions and the settings that were not understood; `emit` prints what may be wrong."""
     from perfmodel.ingest.launch import listed
 
     name = Path(launch.path).name

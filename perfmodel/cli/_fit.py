@@ -15,7 +15,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
 _SHOWN = 8
-"""Runs that are named where many stand apart."""
+"""Most runs that are named as exceptions."""
 _OVERALL_SHOWN = 0.02
 """Smallest logarithm of the overall factor that is shown."""
 
@@ -162,7 +162,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_logs(arguments: argparse.Namespace) -> None:
-    """Refuse what does not go with logs: they tell what ran, but not on which machine."""
+    """Refuse flags that cannot be combined with logs, which state what ran but not on which machine."""
     for text in arguments.logs:
         _script_and_log(text)
     if arguments.cluster is None:
@@ -174,7 +174,7 @@ def _check_logs(arguments: argparse.Namespace) -> None:
 
 
 def _check_profile(arguments: argparse.Namespace) -> None:
-    """Refuse what does not go with a profile: it corrects one calibration by one step, whose job flags say."""
+    """Refuse flags that cannot be combined with a profile, which corrects one calibration by one step."""
     if arguments.tables or arguments.runs or arguments.sites or arguments.family:
         raise PerfModelError(
             "fit: --profile cannot be combined with TABLEs, --runs, --sites or --family; fit in two steps, the second "
@@ -186,7 +186,7 @@ def _check_profile(arguments: argparse.Namespace) -> None:
 
 
 def _check_no_job(arguments: argparse.Namespace) -> None:
-    """Refuse flags of a job where there is no profile: runs and logs say by themselves what ran."""
+    """Refuse flags of a job without a profile, because runs and logs state what ran."""
     # A launch file fills in the flags of a job, which nobody has typed then.
     for name in ("launch_file", "model", "layout", "step_time"):
         if getattr(arguments, name) is not None:
@@ -195,7 +195,7 @@ def _check_no_job(arguments: argparse.Namespace) -> None:
 
 
 def _show_fit(summary: dict[str, Any], out: Path) -> None:
-    """Print fitted families and their errors; of collectives, which series they replace and the rows set aside."""
+    """Print fitted families and their errors; for collectives, the series that they replace and the rows set aside."""
     # Families may have different figures: columns are those that any of them has.
     heads: list[str] = []
     for figures in summary.values():
@@ -258,7 +258,7 @@ def _sites(arguments: argparse.Namespace) -> int:
 
 
 def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Fit to runs and save; parameters by device, and rows that are no runs."""
+    """Fit to runs and save; return parameters by device, and the rows that were not used."""
     from perfmodel.calibration import calibrate_end_to_end
     from perfmodel.validation import read_runs
 

@@ -21,7 +21,7 @@ Parsed = TypeVar("Parsed")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """The flag of every command."""
+    """Add the flag `--json`, which every command has."""
     command.add_argument(
         "--json",
         action="store_true",
@@ -209,7 +209,7 @@ _JOB_FLAGS: Final = (
     "framework",
     "calibration",
 )
-"""Flags that pass a job on to another command, except for its batch."""
+"""Flags that pass a job to another command, except its batch."""
 
 
 def add_seq_len(command: argparse._ActionsContainer) -> None:
@@ -303,7 +303,7 @@ def search_command(arguments: argparse.Namespace, prediction: "Prediction") -> s
 
 
 def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str:
-    """The notation of a prediction's layout, with all that a launch file would say otherwise."""
+    """The notation of a prediction's layout, including fields for which a launch file has another value."""
     launch = getattr(arguments, "launch", None)
     if launch is None:
         return prediction.layout_notation

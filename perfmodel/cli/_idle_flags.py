@@ -14,17 +14,17 @@ class IdleFlags:
     """Flags of some commands that have an effect only under a condition."""
 
     commands: tuple[str, ...]
-    """Empty: all that have the flags."""
+    """Commands that the rule applies to; empty for all that have the flags."""
     flags: tuple[str, ...]
     """Flags by their names in the namespace of arguments."""
     act: Callable[[argparse.Namespace], bool]
-    """Whether they have an effect beside the other arguments."""
+    """Whether they have an effect in combination with the other arguments."""
     otherwise: str
     """End of the sentence after `has no effect`: where, and what to do instead."""
 
 
 def _recomputes_selectively(arguments: argparse.Namespace) -> bool:
-    """Whether the layout that a command takes, with what its framework fills in, recomputes parts of layers."""
+    """Whether the command's layout, completed by its framework, recomputes parts of layers."""
     from perfmodel import catalog
     from perfmodel.cli._flags import framework_of
 
@@ -40,7 +40,7 @@ def _of_equal_stages(arguments: argparse.Namespace) -> bool:
 
 
 def _searches(arguments: argparse.Namespace) -> bool:
-    """Whether a command that may be given one layout searches for the best."""
+    """Whether a command that accepts one layout searches for the best instead."""
     return not arguments.layout
 
 
@@ -204,7 +204,7 @@ IDLE_FLAGS: Final = (
 )
 """Rules in the order in which they are tried."""
 _SPELLED: Final = {"price_per_device_hour": "price", "constraints": "constraint"}
-"""Flags whose names are others in the namespace."""
+"""Flags whose names in the namespace differ."""
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:
@@ -251,7 +251,7 @@ def _reads_section(arguments: argparse.Namespace, section: str) -> bool:
 
 
 def _flag_of_key(section: str, name: str) -> str:
-    """The flag that says what a key of the job file says, by its name in the namespace of arguments."""
+    """The flag that is equivalent to a key of the job file, by its name in the namespace of arguments."""
     match section:
         case "job":
             return name

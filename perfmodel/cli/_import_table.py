@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _CONTENTS: Final = {"compute": "kernels", "collective": "collectives"}
-"""What the rows of a kind of table are."""
+"""Names of the rows of each kind of table."""
 
 
 def add_command(commands: Any) -> None:
@@ -162,7 +162,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":
-    """The links as the `interconnect` column of tables holds them, empty where nothing was said; and the cluster.
+    """Links in the notation of the `interconnect` column (empty if not stated), and the cluster.
 
     Raises:
         PerfModelError: both are given, or the cluster is unknown.
@@ -206,7 +206,7 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
 
 
 def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
-    """The table with the cluster's device, and its ranks per node where the file does not state them."""
+    """The table with the cluster's device, and the cluster's ranks per node if the file does not state them."""
     from perfmodel.cost.learn.collectives import device_name
 
     device = cluster.device.name
@@ -229,7 +229,7 @@ def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame"
 
 
 def _set_aside(table: "pd.DataFrame") -> dict[str, int]:
-    """Why rows will not be fitted -> how many."""
+    """Number of rows that will not be fitted, by reason."""
     from perfmodel.cost.learn.collectives import collective_rows, counted, set_aside
 
     rows = collective_rows(table)
@@ -237,7 +237,7 @@ def _set_aside(table: "pd.DataFrame") -> dict[str, int]:
 
 
 def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
-    """One file, or one per kind where the files hold both."""
+    """Write one file, or one per kind if the input has both kinds."""
     from perfmodel.ingest.tables import read_table, write_table
 
     written = []

@@ -44,7 +44,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         {"prompt_tokens": 1024, "output_tokens": 256},
     ),
 }
-"""Tables of the file, with their subjects and the values that are not left at their defaults."""
+"""Tables of the file, with their subjects and the values that differ from defaults."""
 
 
 def add_init(commands: Any) -> None:

@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any, Final
 
 INTERRUPTED: Final = 130
-"""Exit status: 128 and the number of SIGINT, as shells have it."""
+"""Exit status after an interrupt: 128 plus the number of SIGINT, as in shells."""
 QUIET_TRACKER: Final = "ignore:resource_tracker:UserWarning"
-"""The helper of `multiprocessing` outlives a process that ended at once, removes its semaphores, and would say so; it
-starts with the options of the process that it helps."""
+"""Option that silences the helper of `multiprocessing`, which outlives a process that ended at once, removes its
+semaphores and would report it; the helper inherits the options of its process."""
 
 
 def interruptible(command: Callable[[], int]) -> int:

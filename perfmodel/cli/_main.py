@@ -121,20 +121,20 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _plain_output() -> Iterator[None]:
-    """Names in files may hold escape sequences; none of them reaches a terminal."""
+    """Keep escape sequences, which names in files may contain, away from the terminal."""
     out, err = sys.stdout, sys.stderr
     with redirect_stdout(PlainStream(out)), redirect_stderr(PlainStream(err)):
         yield
 
 
 def _drop_output() -> None:
-    """Send to nowhere what standard output could not take: Python tries once more when it ends."""
+    """Discard output that could not be written, because Python tries to write it again when it ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_command(argv: Sequence[str] | None) -> int:
-    """Run a command; its exit status. What is wrong with the input ends in one line and status 2."""
+    """Run a command and return its exit status; bad input gives one line on stderr and status 2."""
     arguments = _parser_for(argv).parse_args(argv)
     try:
         measures = arguments.command == "calibrate" and not arguments.for_decision
@@ -191,7 +191,7 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _keep_compilations() -> None:
-    """Compiled evaluators stay on disk beside the structures, so that the next run starts at once."""
+    """Keep compiled evaluators on disk, so that the next run starts at once."""
     import jax
 
     from perfmodel.files import cache_folder
@@ -203,11 +203,11 @@ def _keep_compilations() -> None:
 
 
 _LOOKED_AT_EVERY_S: Final = 3600.0
-"""Seconds between two looks at what compiled evaluators take on disk."""
+"""Seconds between two checks of the disk space of compiled evaluators."""
 
 
 def _limit_compilations(folder: Path) -> None:
-    """Drop the compiled evaluators that were not used for longest, where all of them take too much.
+    """Delete the least recently used compiled evaluators if all together take too much space.
 
     Each is two files: to ask the size of thousands takes longer than many a command, and within an hour few are added.
     """
@@ -225,7 +225,7 @@ def _limit_compilations(folder: Path) -> None:
 
 
 def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of numbers as argparse wants it: its errors are those of the flag."""
+    """A parser of numbers for argparse, which reports errors with the name of the flag."""
 
     def read_flag(text: str) -> Any:
         try:
@@ -237,7 +237,7 @@ def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line on stderr and exit status 2, instead of the whole usage; help that ends in examples."""
+    """A parser that reports errors in one line on stderr with exit status 2, and whose help ends in examples."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -307,7 +307,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def _parser_for(argv: Sequence[str] | None) -> argparse.ArgumentParser:
-    """The command that a command line begins with, or all of them where it begins with none that is known.
+    """The parser of the command that a command line begins with, or of all commands if it begins with no known one.
 
     To describe all flags of all commands takes longer than some commands do.
     """

@@ -41,9 +41,9 @@ class Kind(NamedTuple):
 
     about: str
     add_flags: Callable[[argparse.ArgumentParser], None]
-    """Adds the picture's own flags, beside --out and --width."""
+    """Function that adds the picture's flags other than --out and --width."""
     draw: "Callable[[argparse.Namespace, dict[str, Any]], tuple[Figure, list[Prediction]]]"
-    """(arguments, `width` where one is given) -> the picture, and the layouts in it that were chosen by the user."""
+    """Function (arguments, `width` if given) that returns the picture and the layouts in it that the user chose."""
 
 
 def add_command(commands: Any) -> None:
@@ -126,7 +126,7 @@ def _add_breakdown(command: argparse.ArgumentParser) -> None:
 
 
 def _draw_breakdown(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
-    """The layouts that are named; else the best of every (tp, pp, dp) that fits, the fastest of them."""
+    """Draw the named layouts, or else the best of every (tp, pp, dp) that fits, limited to the fastest."""
     from perfmodel import viz
     from perfmodel.prediction import explain
 
@@ -163,7 +163,7 @@ def _add_pareto(command: argparse.ArgumentParser) -> None:
 
 
 def _draw_pareto(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
-    """Every layout that fits on each number of devices, with what it costs."""
+    """Draw every layout that fits on each number of devices, with its cost."""
     import pandas as pd
 
     from perfmodel import viz
@@ -213,7 +213,7 @@ def _add_whatif(command: argparse.ArgumentParser) -> None:
 
 
 def _draw_whatif(arguments: argparse.Namespace, wide: dict[str, Any]) -> "tuple[Figure, list[Prediction]]":
-    """A curve per --sweep; the layout is that on the machine as it is."""
+    """Draw a curve per --sweep; the layout is the one for the unchanged machine."""
     from perfmodel import viz
     from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
 

@@ -125,7 +125,7 @@ def _predicted_with_settings(
     *,
     timeline: bool,
 ) -> "Prediction":
-    """The prediction on the machine that `--set` makes of the cluster, as a search with the same settings has it."""
+    """The prediction on the machine changed by `--set`, equal to that of a search with the same settings."""
     from perfmodel.planning.layouts import ask
     from perfmodel.prediction import explain, layout_of
 
@@ -199,7 +199,7 @@ def described(arguments: argparse.Namespace) -> "JobRun":
 
 
 def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[str]:
-    """Names of the settings that the flags leave open, and `predict` takes at their defaults."""
+    """Names of the settings that the flags leave open, for which `predict` uses defaults."""
     from perfmodel.validation import name_open_choices
 
     # Published runs have one kind of nodes and use all of their devices. Others are not described
@@ -231,7 +231,7 @@ def _predict_open(arguments: argparse.Namespace) -> int:
 
 
 def _show_open(run: "RunPrediction") -> None:
-    """Step time and memory of the mixture, and what moves them most."""
+    """Print step time and memory of the mixture, and the settings with the largest effect."""
     console = new_console()
     case = run.case
     console.print(
@@ -285,7 +285,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _at_defaults(names: Sequence[str], problem: Problem, result: "Prediction") -> list[str]:
-    """Open settings with the values that a prediction takes for them; a name alone where it stands for several."""
+    """Open settings with the values that a prediction uses; only the name if it stands for several settings."""
     from perfmodel.prediction import step_problem_of
 
     values = {"framework": result.framework, **step_problem_of(problem).job.values(), **vars(result.layout)}

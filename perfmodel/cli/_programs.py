@@ -142,7 +142,7 @@ def source_program(arguments: argparse.Namespace) -> "Program":
 def _source_settings(
     arguments: argparse.Namespace, batch: int | None, mode: Literal["train", "inference"] | None
 ) -> "SourceSettings":
-    """What the flags for sizes, element type and inputs say of a source, read for one device."""
+    """Settings of a source from the flags for sizes, element type and inputs, for one device."""
     from perfmodel.ir.importers import SourceSettings, input_value
 
     return SourceSettings(

@@ -14,7 +14,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import duration
 
 TOP: Final = 100
-"""Layouts on the page."""
+"""Number of layouts on the page."""
 
 
 def add_command(commands: Any) -> None:
@@ -138,7 +138,7 @@ def _calibration(arguments: argparse.Namespace) -> int:
 
 
 def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
-    """Errors by group, what to measure first, and where the page is."""
+    """Print errors by group, the first measurement to make, and the file of the page."""
     if data["groups"]:
         heads = ("group", "device", "rows", "mean error", "inside 90 %")
         lines = [
@@ -161,7 +161,7 @@ def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
 
 
 def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:
-    """Time and cost of training on the job's cluster and on each of the others, or why one has no layout."""
+    """Time and cost of training on the job's cluster and on each of the others, or the reason why one has no layout."""
     from perfmodel import catalog
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
@@ -184,7 +184,7 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
 
 
 def _show(data: dict[str, Any], files: list[str]) -> None:
-    """The recommended layout, and where the page is."""
+    """Print the recommended layout, and the file of the page."""
     best = data["rows"][data["recommended"]]
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
     is_search = data["kind"] == "search"

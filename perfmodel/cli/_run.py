@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TOLERANCE = {8: 1e-10, 4: 1e-4, 2: 5e-2, 1: 0.0}
 """Largest relative error that rounding explains in a shallow program, by bytes of an element."""
 _ROUNDING = 4.0
-"""Times what rounding of the inputs changes: the largest error that rounding explains in a deep one."""
+"""Largest error that rounding explains in a deep program, as a multiple of the change from rounding its inputs."""
 
 
 def add_command(commands: Any) -> None:
@@ -153,7 +153,7 @@ def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
 
 
 def _relative_error(computed: "np.ndarray", expected: "np.ndarray") -> float:
-    """Largest difference relative to the largest value; NaN if a place is NaN in one of the two only."""
+    """Largest difference relative to the largest value; NaN if an element is NaN in only one of the two."""
     import numpy as np
 
     # A masked value may be NaN on both sides, which agrees.

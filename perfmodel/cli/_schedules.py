@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
 
 _SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction", "update_sequences")
-"""Columns of the rows that the table leaves out, for it has 80 columns at most."""
+"""Columns that the table leaves out to fit into 80 characters."""
 _SHORT = {
     "bubble_fraction": "bubble",
     "version_difference": "stale-\nness",
@@ -223,7 +223,7 @@ def _title(arguments: argparse.Namespace) -> str:
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the step that every schedule gives a model, where it can run it."""
+    """Return the predicted step of a model under every schedule that can run it."""
     from dataclasses import asdict
 
     from perfmodel.prediction import compare_schedules, step_problem_of
@@ -274,7 +274,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the best order of passes, and return it beside schedules that need no search."""
+    """Write the best order of passes, and return it together with schedules that need no search."""
     from perfmodel.ingest.tables import write_bytes
     from perfmodel.schedule import get_schedule, optimised, schedule_text
     from perfmodel.schedule.facts import starts_and_ends
@@ -300,7 +300,7 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
-    """Pass times and micro-batches: of the model's stages if one is named, else of equal ones."""
+    """Pass times and micro-batches: those of the model's stages if a model is named, else of equal stages."""
     from perfmodel.prediction import check_layout, pass_times, step_problem_of
 
     if not arguments.model:
@@ -311,7 +311,7 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
 
 
 def _step_of_flags(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
-    """The model's step that the flags describe; says what it assumes.
+    """The model's step described by the flags; prints assumptions.
 
     Raises:
         PerfModelError: a flag is missing, or names what there is not.

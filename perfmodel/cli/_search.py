@@ -73,15 +73,15 @@ def add_command(commands: Any) -> None:
 
 @dataclass(frozen=True)
 class _Script:
-    """The launch script that --script asks for; empty where it does not, or where there is none."""
+    """The launch script requested by --script; empty if not requested or not available."""
 
     text: str = ""
     error: LaunchFileError | None = None
-    """Why the framework can run none of the layouts."""
+    """Reason why the framework can run none of the layouts."""
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    """Search, show the ranking, and write the files that are asked for.
+    """Search, show the ranking, and write the requested files.
 
     Raises:
         PerfModelError: what stands in the way of every layout.
@@ -156,7 +156,7 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 def _script_of_recommended(arguments: argparse.Namespace, result: "SearchResult") -> _Script:
-    """Return the launch script of the best layout that the framework can run, where --script asks for it."""
+    """Return the launch script of the best layout that the framework can run, if --script requests it."""
     if not arguments.script or not result.layouts:
         return _Script()
     try:
@@ -171,7 +171,7 @@ def _add_training_runs(
     result: "SearchResult",
     report: dict[str, Any],
 ) -> tuple[str, ...]:
-    """Add days, money and energy of a whole run to every layout of a report, where --tokens asks for them.
+    """Add days, money and energy of a whole run to every layout of a report, if --tokens is given.
 
     Returns:
         Lines that say these of the recommended layout; none without --tokens.
@@ -193,7 +193,7 @@ def _add_training_runs(
 
 
 def _write_recommended(arguments: argparse.Namespace, result: "SearchResult") -> list[str]:
-    """Write the launch file, the trace and the picture that are asked for; names of the files."""
+    """Write the requested launch file, trace and picture; return the names of the files."""
     files = []
     if arguments.export:
         _export(arguments, result)
@@ -207,7 +207,7 @@ def _write_recommended(arguments: argparse.Namespace, result: "SearchResult") ->
 
 
 def _take_framework_of_export(arguments: argparse.Namespace) -> None:
-    """Search for the framework whose launch file is asked for, where no flag names one.
+    """Use the framework of the requested launch file for the search, if no flag names one.
 
     Raises:
         PerfModelError: the file's name leaves the framework open, or the framework has no launch files.
@@ -240,7 +240,7 @@ def _export_framework(arguments: argparse.Namespace) -> str:
 
 
 def _require_launch_format(arguments: argparse.Namespace) -> None:
-    """Refuse a script for a framework that nobody names, or that has no launch files.
+    """Refuse --script if no framework is named, or if it has no launch files.
 
     Raises:
         PerfModelError: naming what is missing.
@@ -255,7 +255,7 @@ def _require_launch_format(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
-    """Write the launch file of `_launch_text` where --export asks for it."""
+    """Write the launch file of `_launch_text` if --export is given."""
     from perfmodel.ingest.launch import launch_format, write_launch
 
     framework = _export_framework(arguments)
@@ -330,7 +330,7 @@ def _searched(arguments: argparse.Namespace) -> "SearchResult":
 
 
 def _pareto(arguments: argparse.Namespace) -> int:
-    """Search for the front that --pareto asks for, and show it."""
+    """Search for the Pareto front of --pareto, and show it."""
     from perfmodel.planning import layouts
 
     if len(arguments.global_batch) > 1:

@@ -197,7 +197,7 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
 
 
 def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
-    """The space that the flags describe."""
+    """The search space that the flags describe."""
     from perfmodel.planning.layouts.search_words import SpaceWords
 
     return SpaceWords(**{f.name: getattr(arguments, f.name) for f in fields(SpaceWords)})(problem)

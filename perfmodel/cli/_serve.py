@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _PARTS: Final = {"products": "matrix products", "element_wise": "element-wise", "gaps": "kernel launch gaps"}
-"""Names of parts of a decode step that read otherwise in a table."""
+"""Parts of a decode step that have another name in tables."""
 
 
 def add_command(commands: Any) -> None:
@@ -157,7 +157,7 @@ def _time(text: str) -> float:
 
 
 def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str]) -> None:
-    """The server, what was chosen for it, and the commands that start it."""
+    """Print the server, the settings chosen for it, and the commands that start it."""
     from perfmodel.serving import folded
 
     console, requests, memory = new_console(), server.requests, server.memory

@@ -57,7 +57,7 @@ def _kernels(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cases(arguments: argparse.Namespace) -> int:
-    """Hold published runs against predictions, or explain single ones."""
+    """Compare published runs with predictions, or explain single runs."""
     from perfmodel.validation import explain_cases, validate_cases
 
     if arguments.explain is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.ingest.tables import TableKind
 
 VOCABULARY: Final = ("layout", "job", "network", "search", "schedules", "columns")
-"""Kinds of `perfmodel catalog` beside names of things."""
+"""Kinds of entries of `perfmodel catalog` other than names."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Key:
     name: str
     values: str
     default: Any
-    """`MISSING` where one must be given."""
+    """Default value; `MISSING` if the key is required."""
     example: Any
-    """The default, or where that is nothing some value of its type."""
+    """The default, or another value of its type if there is none."""
     meaning: str
 
 
@@ -171,7 +171,7 @@ def _default(value: Any) -> str:
 
 
 def _schedules() -> list[dict[str, Any]]:
-    """Schedules by name, with what their papers call them."""
+    """Schedules by name, with their names in papers."""
     from perfmodel.schedule import get_schedule, schedule_names
 
     records = []

@@ -204,7 +204,7 @@ def _show_design(report: dict[str, Any]) -> None:
 
 
 def _memory(report: dict[str, Any]) -> None:
-    """Print how much memory a layout needs, and the smallest devices that have it."""
+    """Print the memory that a layout needs, and the smallest devices with that much."""
     parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
     peak, needed, has = (report[name] / GIB for name in ("peak_bytes", "memory_bytes", "has_bytes"))
     print(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
 
 _SAME: Final = 0.005
-"""A gain below this share is none."""
+"""A gain below this share counts as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class OwnLayout:
 
     prediction: "Prediction | None"
     why_not: str = ""
-    """Why it has no prediction."""
+    """Reason why it has no prediction."""
 
     @property
     def line(self) -> str:

@@ -81,7 +81,7 @@ class CollectiveModel:
         return _event_times(priced)
 
     def _exchange(self, fabric: Fabric, ops: Sequence[Collective], groups: Groups, priced: Priced) -> None:
-        """Give exchanges by libraries of their own the times of their published rates, where there are any."""
+        """Give exchanges by special libraries the times of their published rates, if there are any."""
         # Published rates stand for the libraries' kernels; without one an exchange keeps its time as an all-to-all.
         index = np.array([i for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1], np.int64)
         if not len(index):
@@ -164,8 +164,8 @@ def interconnect_of(cluster: Cluster) -> str:
 
 
 def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) -> Float64[np.ndarray, "n"]:
-    """Bytes over the published rate [s], which moves with the bandwidth of the links that it was measured on; NaN where
-    none is published for the links, or between nodes for as many ranks of each."""
+    """Bytes over the published rate [s], scaled with the bandwidth of the links it was measured on; NaN if no rate is
+    published for these links or, between nodes, for this many ranks per node."""
     time_s = np.full(len(exchanges), np.nan)
     inside = groups.ranks <= groups.ranks_per_node
     for exchange in dict.fromkeys(exchanges):

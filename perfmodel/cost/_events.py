@@ -68,7 +68,7 @@ class EventTimes:
         return self._replaced(at, bounds, np.less)
 
     def replaced(self, at: Sequence[int], times: "EventTimes") -> "EventTimes":
-        """Replace the times at positions."""
+        """A copy with other times at some positions."""
         return self._replaced(at, times, np.not_equal)
 
     def _replaced(self, at: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
@@ -116,7 +116,8 @@ def collective_times(cluster: Cluster, ops: Sequence[Collective], collectives: P
 
 
 def slowed_by_contention(cluster: Cluster, ops: Sequence[Collective], times: EventTimes) -> EventTimes:
-    """Slow groups over several nodes by crowded links, the more the more nodes (`NetworkLevel.contention`)."""
+    """Lengthen collectives over several nodes because of contended links, more with more nodes
+    (`NetworkLevel.contention`)."""
     factors = []
     for op in ops:
         exponent = cluster.levels[op.level].contention
@@ -190,24 +191,25 @@ def event_times(
 
 
 FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
-"""Number of samples below which a kernel does not fill a tile: its time gives way to that of more, where steps are of
-training. 1 of sequences and images."""
+"""Number of samples below which a kernel does not fill a tile. In training steps its time is then derived from that of
+more samples. 1 for sequences and images."""
 _MOST: Final = 2**16
-"""Beyond this number of samples times grow in proportion: measurements end there."""
+"""Beyond this number of samples, where measurements end, times grow in proportion."""
 _MOST_SEQUENCES: Final = 2**10
 """Beyond this number of sequences times of attention grow in proportion."""
 _MOST_HEADS: Final = 2**7
-"""Attention of more heads is compared by its sequences alone."""
+"""With more heads than this, attention kernels are compared only by their sequences."""
 _SIDES: Final = ("m", "n", "k")
 _LEAST_SIDE: Final = 2**7
 _MOST_SIDE: Final = 2**13
-"""Smaller sides of matrices are compared with no others; times grow in proportion beyond."""
+"""Sides of matrices below this are not compared with others; beyond it times grow in proportion."""
 _WITH_SIDES: Final = ("fp64", "fp32", "tf32", "int8")
-"""Element types in which products are compared by the sides of their matrices too: few large ones were measured."""
+"""Element types in which products are also compared by the sides of their matrices, because few large ones were
+measured."""
 _TWICE: Final = float(np.log(2.0))
 
 Grid = Float64[np.ndarray, "..."]
-"""A value of every kernel of a lattice: along each axis every kernel does twice the work of the one before."""
+"""Values of the kernels of a lattice; along each axis every kernel does twice the work of the previous one."""
 
 
 @dataclass(frozen=True)
@@ -218,22 +220,23 @@ class _Lattice:
     """Kernels in the order of a grid of `shape`."""
     shape: tuple[int, ...]
     few: int
-    """How many of the smallest sample counts do not fill a tile."""
+    """Number of the smallest sample counts that do not fill a tile."""
     nearest: int
-    """Place of the kernel asked for; of the largest that differs in nothing else, where it is larger than all."""
+    """Index of the requested kernel, or, if it is larger than all others, of the largest that differs only in size."""
     over: float
-    """How often it does the work of that one."""
+    """Work of the requested kernel relative to that at `nearest`."""
 
 
 def _octaves(count: int, least: int, most: int) -> list[int]:
-    """A number times and over every power of two that leaves it whole, from `least` to `most`, in ascending order."""
+    """A number multiplied and divided by every power of two that leaves it whole, from `least` to `most`, in ascending
+    order."""
     # a number and its lowest set bit: what is left without powers of two
     odd = count // (count & -count)
     return [odd << i for i in range(most.bit_length()) if least <= odd << i <= most]
 
 
 def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
-    """Axes beside its samples along which a kernel does more or less, each as the fields that change.
+    """Axes other than samples along which a kernel's work grows, each as the fields that change.
 
     Heads of attention, and sides of the matrices of a product (but of a batched one, which ranks share by its batch).
     """
@@ -252,7 +255,7 @@ def _other_axes(op: KernelOp) -> list[list[dict[str, Any]]]:
 
 
 def _sides(side: int) -> list[int]:
-    """Sides that one of a matrix is compared with: itself alone, if it is small or odd."""
+    """Sides that a matrix side is compared with; only itself if it is small or odd."""
     if side < _LEAST_SIDE:
         return [side]
     return _octaves(side, _LEAST_SIDE, _MOST_SIDE) or [side]
@@ -292,7 +295,7 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
 
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
-    """Place of a kernel along an axis, or the last one, and how often it does the work of the kernel there."""
+    """Index of a kernel along an axis (at most the last), and its work relative to the kernel there."""
     for i, changes in enumerate(axis):
         if all(getattr(op, name) == value for name, value in changes.items()):
             return i, 1.0
@@ -301,8 +304,8 @@ def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
 
 
 def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
-    """The longest that every kernel may take beside all others along some axes: no longer than a larger one, and twice
-    as long as one of half its work; along one after the other, as the logs of what these allow add up."""
+    """Longest time of every kernel that the others along some axes allow: no longer than a larger one, and at most
+    twice as long as one of half its work. Axes are taken one after another, because the logs of their limits add up."""
     for axis in axes:
         # What doublings add from the first kernel of the axis on, if each doubles the time.
         steps = _TWICE * np.arange(log_s.shape[axis])
@@ -313,7 +316,7 @@ def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
 
 
 def _lower_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
-    """The shortest, likewise: with times and works reversed."""
+    """Shortest time of every kernel that the others allow: `_upper_bounds` with times and work reversed."""
     return -np.flip(_upper_bounds(np.flip(-log_s), axes))
 
 
@@ -348,7 +351,7 @@ def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] 
 
 
 class _PlacedLattice(NamedTuple):
-    """The lattice of an event, with where its kernels are among all kernels of a grid."""
+    """The lattice of an event, and the positions of its kernels among all kernels of a grid."""
 
     event: int
     """Place of the event."""

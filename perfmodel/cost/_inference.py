@@ -25,17 +25,18 @@ from perfmodel.spec import Cluster, Device
 from perfmodel.units import dtype_bytes
 
 ONE_SHOT_S: Final = 3.7e-6
-"""Time of a one-shot all-reduce that carries next to nothing inside a CUDA graph: TensorRT-LLM's kernels on A100 and
+"""Time of a nearly empty one-shot all-reduce inside a CUDA graph: TensorRT-LLM's kernels on A100 and
 H100 (`training/inference.py` fits it)."""
 ONE_SHOT_SHARE: Final = 0.38
-"""Share of a device's link at which a one-shot all-reduce reads the buffers of all others: the same kernels, fitted
-beside."""
+"""Share of a device's link at which a one-shot all-reduce reads the buffers of all others, fitted together with
+`ONE_SHOT_S`."""
 ONE_SHOT_HALF_WIDTH: Final = 0.5
 """Half-width of the interval of one-shot all-reduces, in log time."""
 LEAST_HALF_WIDTH: Final = 0.1
-"""Half-width of the interval of times that the memory's nominal bandwidth alone sets, in log time."""
+"""Half-width, in log time, of the interval of times that follow from the memory's nominal bandwidth alone."""
 LEAST_LINK_BYTES_PER_S: Final = 100e9
-"""Below it devices do not read one another's memory directly, or not as fast as kernels assume (PCIe)."""
+"""Least bandwidth of links over which devices read one another's memory directly; slower ones (PCIe) do not, or not as
+fast as kernels assume."""
 LATENT_MEMORY_SHARE: Final = 0.9
 """Share of H800's 3.35 TB/s that decoding over a compressed cache reaches: 3,000 GB/s where it is memory-bound
 (deepseek-ai/FlashMLA, README of April 2025)."""
@@ -46,7 +47,7 @@ LATENT_COMPUTE_SHARE: Final = 0.67
 
 @dataclass(frozen=True)
 class _ServerKernels:
-    """Kernels of servers, in place of those that training takes by default."""
+    """A kernel model that prefers measurements of inference servers to those of training."""
 
     model: KernelModel
 
@@ -98,7 +99,7 @@ def _by_themselves(
     kernels: KernelModel,
     collectives: PricesCollectives,
 ) -> EventTimes:
-    """Times of events each by itself, all of which read weights or a cache of the same width."""
+    """Times of events in isolation, all of which read weights or a cache of the same width."""
     device = cluster.device
     times = event_times(ops, cluster, _ServerKernels(kernels), collectives)
 
@@ -164,8 +165,8 @@ def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) 
 
 
 def latent_decode_s(device: Device, op: Attention, read_s: float) -> float:
-    """Seconds of attention of one token per sequence over a cache of compressed keys, part of which are the values:
-    the roofline of the rates that were stated, where reading the cache once for all heads takes `read_s` at the nominal
+    """Seconds of attention of one token per sequence over a cache of compressed keys, part of which are the values,
+    from the roofline of the stated rates; reading the cache once for all heads takes `read_s` at the nominal
     bandwidth."""
     compute_s = op.flops / (LATENT_COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
     return FIXED_S + max(compute_s, read_s / LATENT_MEMORY_SHARE)

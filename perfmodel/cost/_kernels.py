@@ -68,16 +68,16 @@ if TYPE_CHECKING:
 
 _LABELS = np.array(PROVENANCE, object)
 _MOST_DEVICES: Final = 32
-"""Devices, each under one software, whose kernels' times are kept."""
+"""Most pairs of device and software whose kernel times are cached."""
 _MEASURED: Final = PROVENANCE.index("measured")
 _WIDE: Final = ("fp64", "fp32", "tf32")
 """Element types that nobody measured attention in."""
 _BYTES_OVER_16_BITS: Final = 2.0
-"""Bytes of a TF32 operand, which is an fp32 tensor in memory, over those of one of 16 bits."""
+"""Bytes of a TF32 operand, which is stored as fp32, relative to a 16-bit one."""
 _CHUNK: Final = 40_000
 """Rows of a table that are priced at once, so that their features fit into memory."""
 _LARGE: Final = (4096, 8192, 16384)
-"""Sides of products among which a device's best is."""
+"""Sides of products among which the fastest of a device is searched."""
 
 
 class KernelModel:
@@ -88,7 +88,7 @@ class KernelModel:
         self._families: dict[str, tuple[Regressor, ...]] = {}
         self._known = Cache(_MOST_DEVICES)
         self._reached = Cache(_MOST_DEVICES)
-        """Log of the factor of `Device.reached_share`, by query and dtype class."""
+        """Cached log factors for `Device.reached_share`, by query and dtype class."""
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "KernelModel":
@@ -152,7 +152,7 @@ class KernelModel:
         return EventTimes(result[0], result[1], result[2], tuple(provenance.tolist()))
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
-        """Times of ops of any families on a device; see the three steps."""
+        """Times of ops of any families on a device that are not cached yet."""
         query = Query(Figures.of(device), None, software)
 
         # 1. What the tables know: 4-bit floats and 8-bit integers are asked in the nearest type that was measured.
@@ -183,7 +183,7 @@ class KernelModel:
         return answers
 
     def _predict(self, request: PriceQuery) -> Prediction:
-        """Times of rows of one family: the regressors' answers, corrected where they break a law of such kernels."""
+        """Times of rows of one family: the regressors' answers, corrected where they violate a law of such kernels."""
         op = FAMILIES[request.rows.family].op
         if not op.uses_matrix_units:
             # Kernels that the memory bounds: the regressor has what laws there are (`Regressor._by_plans`).
@@ -258,7 +258,7 @@ class KernelModel:
         return answers
 
     def _bound_8_bits_by_16(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
-        """Move times in 8 bits between half and all of those in 16, as rates double and bytes halve."""
+        """Limit times in 8 bits to between half and all of those in 16 bits, because rates double and bytes halve."""
         at = np.flatnonzero(rows.narrow & ~rows.backward)
         if len(at):
             in_16 = request.take(at).instead(in_16_bits(request.rows.take(at)))
@@ -274,7 +274,7 @@ class KernelModel:
             answers.put(at, added(*parts))
 
     def _speed_up_to_reached_share(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
-        """Shorten matrix products so that the best reaches the share that its device is known to reach.
+        """Shorten matrix products so that the fastest one reaches `Device.reached_share`.
 
         For devices whose kernels no table times, but the rate of whose best product is known (`Device.reached_share`).
         """
@@ -302,7 +302,7 @@ class KernelModel:
             answers.move(at, np.maximum(log_nominal - answers.log_time[at], 0.0))
 
     def _bound_by_fp32(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
-        """Bound types whose kernels may run, or must not run, as those of fp32 do.
+        """Bound the times of types that can use, or must be no faster than, fp32 kernels.
 
         - TF32 takes no longer: libraries may use it, and need not (cuBLAS, `CUBLAS_COMPUTE_32F_FAST_TF32`).
         - fp64 takes as long at least.
@@ -327,7 +327,7 @@ class KernelModel:
                 answers.move(at, towards(fp32.log_time - answers.log_time[at], 0.0))
 
     def _bound_tf32_by_16_bits(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
-        """Let TF32 take no longer than 16 bits by more than their rates, or their bytes, differ.
+        """Limit the ratio of TF32 times to 16-bit times to that of their rates or bytes.
 
         The tensor cores that multiply 16 bits run TF32 by the same tiles (cuDNN developer guide, "Tensor Core
         Operations"), so that a kernel's arithmetic takes longer by the ratio of the peak rates, and its traffic by that
@@ -363,13 +363,14 @@ class KernelModel:
         return answers.take(place)
 
     def _answer_wide_attention_by_roofline(self, answers: Prediction, request: PriceQuery, at: np.ndarray) -> None:
-        """Answer attention of 32 bits and more, which nobody measured, by its roofline; or by 16 bits where longer."""
+        """Price attention of 32 bits and more, which nobody measured, by its roofline, but no shorter than in 16
+        bits."""
         answers.put(at, _by_roofline(request.take(at)))
         in_16 = self._predict_attention(request.take(at).instead(in_16_bits(request.rows.take(at))))
         answers.move(at, np.maximum(in_16.log_time - answers.log_time[at], 0.0))
 
     def _order_masks(self, answers: Prediction, at: np.ndarray, request: PriceQuery) -> None:
-        """Let attention under the causal mask take no longer than the tiles that it computes of all scores.
+        """Limit the time of causal attention to that of full attention times the share of tiles that it computes.
 
         Where the two disagree the one gives way that less is known of by provenance; between equals the causal one.
         """
@@ -387,14 +388,14 @@ class KernelModel:
             answers.move(masked, np.where(less_known, beyond, 0.0))
 
     def _unnamed(self, request: PriceQuery) -> Bool[np.ndarray, "n"]:
-        """Which rows are asked of no source that the weights rest on."""
+        """Whether each row's query names no source that the weights were fitted to."""
         measured: set[str] = set()
         for regressor in self._regressors(request.rows.family):
             measured.update(stack.source for stack in regressor.stacks)
         return request.of_query(lambda query: query.source not in measured).astype(bool)
 
     def _log_reach_of(self, query: Query, dtype: str) -> float:
-        """Log of the best predicted rate over the one that the device's best product is known to reach; at most 0."""
+        """Log of the best predicted rate over the rate that the device's best product reaches; at most 0."""
         figures = query.figures
         if figures.reached_share is None:
             return 0.0
@@ -445,7 +446,7 @@ class KernelModel:
 
 
 class _ProductRows(NamedTuple):
-    """Which rows of products and convolutions the corrections are for, bool[n] each."""
+    """Rows of products and convolutions that each correction applies to, bool[n] each."""
 
     unnamed: Bool[np.ndarray, "n"]
     """Rows that name no measured source."""
@@ -466,12 +467,12 @@ class _ProductRows(NamedTuple):
 
 
 def _by_roofline(request: PriceQuery) -> Prediction:
-    """Times by the roofline alone, of what nothing was learned about."""
+    """Times by the roofline alone, for kernels without a regressor."""
     return Prediction.around(request.log_of(roofline_time), HALF_WIDTH, "analytical")
 
 
 def _between_half_and_all(answers: Prediction, at: np.ndarray, wide: Prediction) -> None:
-    """Move times at positions between half and all of those of elements twice as wide."""
+    """Limit times at positions to between half and all of those of elements twice as wide."""
     log_time = answers.log_time[at]
     answers.move(at, np.clip(log_time, wide.log_time - np.log(2.0), wide.log_time) - log_time)
 

@@ -31,12 +31,12 @@ HALF_WIDTH: Final = 0.6
 _POWER: Final = 3.0
 """Power of the norm that joins compute and memory time: between their sum (1) and the longer of them (inf)."""
 _WIDER: Final = {"fp4": ("fp8",), "int8": ("bf16", "fp16")}
-"""Element types of twice the bits, for those that nobody measured."""
+"""Element types with twice the bits, for unmeasured types."""
 _UNMEASURED: Final = ("fp4", "int8")
 _LARGEST_TILE: Final = 512
-"""Queries or keys of a tile of fused attention, at most: FlashAttention, cuDNN and AITER have 64 to 256."""
+"""Most queries or keys of a tile of fused attention: FlashAttention, cuDNN and AITER have 64 to 256."""
 _FEW_CORES: Final = 4
-"""Compute units of a TPU, at most."""
+"""Most compute units of a TPU."""
 
 
 def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
@@ -242,19 +242,20 @@ _GFX942: Final = DieEnergy(0.997e-12, 700e12 / 304, 122e-12)
 stas00/ml-engineering, compute/accelerator/benchmarks; the limits taken to be nominal). Energy per byte assumed as for
 GH100."""
 _VOLTAGE: Final = 0.47
-"""Power of the rate with which energy per FLOP goes: of GB300 between 500 W and 1,400 W, the two sources above. Squared
-voltage would have 2; it falls little where clocks are low."""
+"""Exponent of the rate in the energy per FLOP: of GB300 between 500 W and 1,400 W, the two sources above. Squared
+voltage would give 2, but voltage falls little at low clocks."""
 _OF_DIE: Final = {"GA100": _GA100, "GH100": _GH100, "GB100": _GB100, "gfx942": _GFX942}
 _WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.525, "int8": 0.525, "fp4": 4.5 / 16}
 """Energy of a FLOP relative to a 16-bit one. Of 8 bits: a layer's products take 16.8 ms on H200 NVL, those of 16 bits
 32.0 (Transformer Engine 2, docs/examples/gemm_profiling). Of others assumed to go with the bits of the operands, of
 which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
 _STEPS: Final = 4
-"""To the last digits: the first guess is short by less than a half, most where both take the same."""
+"""Iterations until the last digits are exact; the first guess is less than a half too low, most so where both times are
+equal."""
 _HALVINGS: Final = 40
 """Bisection steps of the search for the sustained share of the peak rate (`sustained_share`)."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
-"""Element types of tensor units, whose products a power limit holds back."""
+"""Element types of tensor units, whose products a power limit slows."""
 
 
 def has_power_law(device: Device) -> bool:
@@ -365,7 +366,7 @@ def sustained_share(
 
 
 def _energies_j(energy: DieEnergy, device: Device, ops: Sequence[KernelOp]) -> tuple[np.ndarray, np.ndarray]:
-    """Energies of kernels' traffic, and of their arithmetic in tensor units if it took one second.
+    """Energies of kernels' traffic, and of their tensor-unit arithmetic as if it took one second.
 
     Arithmetic that takes t seconds needs the latter times t to the power of -`_VOLTAGE`.
     """
@@ -377,5 +378,5 @@ def _energies_j(energy: DieEnergy, device: Device, ops: Sequence[KernelOp]) -> t
 
 
 def _takes_tensor_units(op: Op) -> TypeGuard[Attention | Convolution | Gemm | MoE]:
-    """Whether a kernel is work of tensor units, which the power limit holds back."""
+    """Whether a kernel runs on tensor units, which the power limit slows."""
     return isinstance(op, (Attention, Convolution, Gemm, MoE)) and op.dtype in _WIDTH

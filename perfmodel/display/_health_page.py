@@ -8,7 +8,7 @@ from perfmodel.units import GIB, duration
 
 _WIDTH, _HEIGHT, _MARGIN = 720, 190, 46
 _MOST_POINTS: Final = 1500
-"""Points of the curve: more are no finer on a screen."""
+"""Most points of the curve; more would not be visible on a screen."""
 _STYLE: Final = """
 :root { color-scheme: light dark; }
 body { font: 14px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 16px; max-width: 760px; }

@@ -40,7 +40,7 @@ def _table_row(tag: str, values: Sequence[object]) -> str:
 
 
 def folded(summary: str, inside: str, opened: bool = False) -> str:
-    """A part that opens on a click, with the HTML `inside`."""
+    """A folding part that opens on a click, with the HTML `inside`."""
     return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{inside}</details>"
 
 

@@ -25,7 +25,7 @@ COLUMNS: Final = {
     "critical": "uint8",
     "inside": "int32",
 }
-"""Columns of the events that the page shows, with the types in which it holds them."""
+"""Columns of the events on the page, with their types."""
 
 
 def timeline_page(
@@ -84,8 +84,8 @@ def timeline_page(
 
 
 def _inside(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """`names`, the different `blocks` [name, seconds, [[name, seconds, count, whether it communicates]]], and for each
-    event the places of its blocks (`passes`)."""
+    """`names`, the distinct `blocks` [name, seconds, [[name, seconds, count, whether it communicates]]], and the
+    indices of each event's blocks (`passes`)."""
     names: dict[str, int] = {}
     blocks: dict[Any, int] = {}
     passes = []
@@ -107,7 +107,7 @@ def _inside(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
 
 
 def decision_page(data: Mapping[str, Any]) -> str:
-    """The page of a search or of one layout: a table to sort and filter, and everything about the layout chosen in it.
+    """The page of a search or of one layout: a table to sort and filter, and the details of the selected layout.
 
     Args:
         data: as `planning.decision.DecisionReport.data` has it.
@@ -150,7 +150,8 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
 
 
 def _plain_values(value: Any) -> Any:
-    """Data of a page whose texts, keys too, have lost what reorders or hides text: scripts show them as they are."""
+    """Data of a page with all texts and keys cleaned of characters that reorder or hide text, because scripts show them
+    unchanged."""
     if isinstance(value, str):
         return plain_text(value)
     if isinstance(value, Mapping):

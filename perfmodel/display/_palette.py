@@ -27,7 +27,7 @@ class Look(NamedTuple):
     """Colour and name of one kind of event."""
 
     colour: str
-    """#RRGGBB."""
+    """Colour as #RRGGBB."""
     label: str
 
 
@@ -81,7 +81,7 @@ def part_looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-"""Colours of curves that stand for no kind of event."""
+"""Colours of curves that do not represent kinds of events."""
 
 
 def shade(colour: str, lightness: float) -> str:

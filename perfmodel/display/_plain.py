@@ -19,7 +19,7 @@ class PlainStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without what `plain_text` leaves out."""
+        """Write the text without the characters that `plain_text` removes."""
         if self._stream.isatty():
             text = _STEERING_BUT_STYLES.sub(lambda match: match["style"] or "", text)
         else:

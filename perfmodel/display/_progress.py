@@ -10,7 +10,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from perfmodel.display._html import escaped
 
 Report = Callable[[str, int, int], None]
-"""Called with (what is done, how many, of how many)."""
+"""Function called with the name of a stage, the number done and the total."""
 _BEGINS_AFTER_S: Final = 1.0
 _EVERY_S: Final = 0.1
 
@@ -19,8 +19,8 @@ R = TypeVar("R")
 
 
 def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate functions with a keyword `progress: Report | None`: without a value they show a bar where it can be
-    seen."""
+    """Decorate functions with a keyword `progress: Report | None`: by default they show a progress bar on a terminal or
+    in a notebook."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -54,7 +54,7 @@ def progress(title: str, silent: bool = False) -> Iterator[Report]:
 
 
 def _in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this; nothing is imported for it."""
+    """Whether this runs in a Jupyter kernel, without importing anything."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from perfmodel.errors import plain_text
 
 MOST: Final = 300
-"""Characters of an object."""
+"""Most characters of an object's repr."""
 _MOST_OF_VALUE: Final = 64
 _MOST_LEAVES: Final = 100
 _LEFT_OUT: Final = ", ..."
@@ -44,7 +44,7 @@ def short_repr(thing: Any) -> str:
 
 
 def _short_repr(thing: Any) -> str:
-    """Return `short_repr` before marks that reorder or hide text are taken out."""
+    """Return `short_repr` before characters that reorder or hide text are removed."""
     name = type(thing).__qualname__
 
     # A field that has its default tells nothing.
@@ -89,7 +89,7 @@ def digest(thing: object) -> str:
 
 
 def _leaves(value: Any) -> Iterator[None]:
-    """One for every number and word in containers within containers; many for an array."""
+    """Number of leaves: one for every number and word in nested containers; many for an array."""
     if isinstance(value, (Mapping, tuple, list, set, frozenset)):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield None
@@ -105,7 +105,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _value_text(value: Any) -> str:
-    """A field's value, or what it is and how large."""
+    """A field's value, or its type and size."""
     if _is_array(value):
         return f"{getattr(value, 'dtype', type(value).__name__)}{list(value.shape)}"
     if isinstance(value, (Mapping, tuple, list, set, frozenset)):
@@ -125,7 +125,7 @@ def _value_text(value: Any) -> str:
 
 
 def _tell(hashed: Any, value: Any) -> None:
-    """Feed a hash with a value, to its last number."""
+    """Update a hash with a value, including every number in it."""
     # Types, names and lengths are told too: without them different values could come to the same bytes.
     hashed.update(type(value).__qualname__.encode())
     if isinstance(value, type):
@@ -146,7 +146,7 @@ def _tell(hashed: Any, value: Any) -> None:
 
 
 def _content(value: Any) -> bytes:
-    """All of an array or a table, of anything else what it prints."""
+    """The whole content of an array or a table; the repr of anything else."""
     # Anything that pandas or numpy holds counts to its last element.
     if hasattr(value, "to_csv"):
         return value.to_csv().encode()

@@ -18,7 +18,7 @@ GAP: Final = 2
 INDENT: Final = 4
 """Spaces before the further lines of a row."""
 LEAST_WORDS: Final = 24
-"""Columns of a window to which a column of words is folded at the narrowest, before a row takes several lines."""
+"""Narrowest width to which a column of words is folded before a row takes several lines."""
 WORD_HEADS: Final = frozenset(
     {
         "its best layout",
@@ -37,10 +37,10 @@ WORD_HEADS: Final = frozenset(
         "why",
     }
 )
-"""Heads of columns of words, which may be folded; all others hold figures, on the right, or names."""
+"""Headings of columns of words, which may be folded; all others hold right-aligned figures, or names."""
 
 Lines = list[list[int]]
-"""Columns on every line of a row."""
+"""Assignment of columns to the lines of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class FittedTable:
 
     title: str
     heads: tuple[str, ...]
-    """Heads of the columns, of which the first names the rows; perhaps of several lines."""
+    """Headings of the columns, the first for the names of rows; they may have several lines."""
     rows: tuple[tuple[str, ...], ...]
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
@@ -72,7 +72,7 @@ class FittedTable:
         return [self._block(cells, lines, widths) for cells in (self.heads, *self.rows)]
 
     def _natural_widths(self) -> list[int]:
-        """Widths of columns of which no cell is folded."""
+        """Widths of columns without folded cells."""
         widths = []
         for cells in zip(self.heads, *self.rows, strict=True):
             width = 0
@@ -82,7 +82,7 @@ class FittedTable:
         return widths
 
     def _lines(self, widths: list[int], width: int) -> Lines:
-        """Deal columns out to the lines of a row, and narrow `widths` of columns of words where that helps."""
+        """Assign columns to the lines of a row, and narrow `widths` of columns of words if necessary."""
         every = list(range(len(widths)))
         word_columns = [column for column in every if self.heads[column] in WORD_HEADS]
         # Columns of words are folded first: these can be read on several lines, figures cannot.
@@ -137,7 +137,7 @@ class FittedTable:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """Words on lines of so many columns; a longer word, as a path, stays whole."""
+    """Fold words to lines of a width; a longer word, such as a path, stays whole."""
     return wrap(line, width, break_on_hyphens=False, break_long_words=False)
 
 
@@ -146,7 +146,7 @@ def _line_width(widths: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def _narrow(widths: list[int], word_columns: Sequence[int], excess: int) -> None:
-    """Take what does not fit from the columns of words, always from the widest."""
+    """Narrow the columns of words until they fit, always the widest first."""
     for _ in range(max(0, excess)):
         widest = max(word_columns, key=lambda column: widths[column])
         widths[widest] -= 1

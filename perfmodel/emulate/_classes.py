@@ -12,7 +12,7 @@ from perfmodel.ir import Program, instruction_devices, lower
 from perfmodel.spec import Cluster
 
 _SCOUTED: Final = 2
-"""Iterations that a rank is run for to see what it does; the first is not like others."""
+"""Number of trial iterations of a rank; the first differs from the others."""
 _PLACES: Final = ("device", "to")
 """Attributes that name ranks."""
 
@@ -30,7 +30,7 @@ class Classes:
         return tuple(ranks[0] for ranks in self.ranks)
 
     def turns(self, at_once: int) -> list[tuple[int, ...]]:
-        """Representatives in turns of `at_once` that are real together.
+        """Representatives in groups of `at_once` that are real at the same time.
 
         Raises:
             PerfModelError: none can.
@@ -105,7 +105,7 @@ def run_classes(emulation: Emulation, classes: Classes, at_once: int = 1) -> lis
 
 
 def _part(rank: RankRun) -> Hashable:
-    """Return what tells ranks apart: parameters, messages in order, and collectives in any order.
+    """Return the key of a rank's class: parameters, messages in order, and collectives in any order.
 
     Collectives of several groups run side by side, so their order is of no matter.
     """

@@ -12,15 +12,15 @@ from typing import Any, Final
 _PR_SET_TIMERSLACK: Final = 29
 # Messages of a collective pass through the caches; a busy loop would leave the script's data there untouched.
 _CHUNK: Final = 16384
-"""Bytes that are copied at once while a core is kept busy: about a microsecond."""
+"""Bytes of one copy while a core is kept busy, about a microsecond."""
 _CHUNKS: Final = 16
-"""Chunks that are copied in turn: together they take as much of the caches as messages do."""
+"""Number of chunks that are copied in turn, which together occupy as much cache as messages do."""
 _WARM_UP: Final = 100
 _SLICE_S: Final = 5e-4
 _MAX_SLICES: Final = 64
 _SHORTEST_SLEEP_S: Final = 5e-6
 _WATCHED_S: Final = 1.5e-4
-"""Before its end a wait looks at the clock all the time: to wake takes this long at times."""
+"""Seconds before its end from which a wait polls the clock, because waking up may take this long."""
 
 
 def fine_timers() -> None:
@@ -106,7 +106,7 @@ class Core:
         return begin_s + delay_s + lost_s
 
     def _work(self, core_s: float) -> float:
-        """Work of so many seconds; returns by how much longer it took, or less if below 0."""
+        """Work for a number of seconds, and return the excess of the actual time."""
         # With a reference rate the work is a number of copies, without one a processor time.
         begin_s, own_s = time.perf_counter(), time.thread_time()
         if self._copies_per_s:

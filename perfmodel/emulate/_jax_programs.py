@@ -24,7 +24,7 @@ class EmulatedProgram:
     instructions: tuple[str, ...]
     """Ops that the rank ran, in order."""
     spans_s: Float[np.ndarray, "repeats instructions"]
-    """Seconds of each instruction in each run; of collectives the wait for their answer."""
+    """Seconds of each instruction in each run; for collectives, the wait for their answer."""
     collective: tuple[bool, ...]
 
     @property
@@ -79,7 +79,7 @@ class _Session(ProgramSession):
         self._prices = prices
 
     def _line_up(self) -> None:
-        """There is nobody to line up with."""
+        """Synchronise with other ranks: nothing to do, because there are none."""
 
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
         if not OPS[instruction.op].collective or len(group) == 1:

@@ -31,7 +31,7 @@ from perfmodel.processes import supervised
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 2.0
 _START_S: Final = 600.0
-"""A rank that imports its libraries tells nothing, and on a busy machine that takes long."""
+"""Seconds that a rank may take to import its libraries, during which it reports nothing."""
 _INJECTED: Final = Path(__file__).parent / "inject"
 
 
@@ -45,7 +45,7 @@ class Emulation:
     ranks_per_node: int = 1
     real_ranks: tuple[int, ...] = (0,)
     prices: Prices | None = None
-    """Prices of the emulated cluster, with which ranks answer their own calls; None: messages are really sent."""
+    """Prices of the emulated cluster, by which ranks answer their own calls; None: messages are really sent."""
     wire: Network | None = None
     """Network to the ranks that are not real, for which one process answers messages; None: all ranks are real."""
     peer: PeerPlace = field(default_factory=PeerPlace)
@@ -205,7 +205,7 @@ def _watch(
     folder: Path,
     peer_process: PeerProcess | None,
 ) -> None:
-    """Watch the ranks until all have ended well; raise for the first that has not.
+    """Watch the ranks until all have ended successfully; raise an error for the first that fails.
 
     A signal that ends a process after its script (its record is written by then) ends nothing of the script's: threads
     of the library that outlive the interpreter abort so, now and then.
@@ -260,7 +260,7 @@ def _errors_of(work: Path, rank: int) -> Path:
 
 
 def _last_line(errors: Path) -> str:
-    """Return the last line of errors of a quiet rank; empty where all was shown."""
+    """Return the last line of errors of a quiet rank; empty if its output was shown."""
     lines = errors.read_text(errors="replace").split("\n")
     return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 

@@ -34,7 +34,7 @@ _JITTER_ROUNDS: Final = 20
 _JITTER_WORK: Final = 10
 _PRODUCTS: Final = 12
 _KEPT: Final = 0.95
-"""Share of the calls that count, the shortest: others are the machine's doing."""
+"""Share of the calls that count, the shortest ones, because longer ones were disturbed by the machine."""
 
 
 def measure_prices(
@@ -134,7 +134,7 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
 
 
 def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
-    """The call of a collective on buffers of this size, as torch offers it."""
+    """The torch call of a collective on buffers of this size."""
     # Maxima instead of sums, so that numbers stay ones however often the buffers are reduced.
     n, rank = dist.get_world_size(), dist.get_rank()
     full = torch.ones(max(n, nbytes // 4 // n * n))
@@ -163,7 +163,8 @@ def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
 def _timed(
     dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
 ) -> tuple[float, float, float]:
-    """Mean seconds of a call from the last rank's on; of the core, where this rank is the last; the core's speed."""
+    """Mean seconds of a call, counted from the last rank's arrival; of the core, if this rank is the last; and the
+    core's speed."""
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
     times_s, cores_s, rates = [], [], []
     for number in range(calls + _WARM_UP):
@@ -192,7 +193,7 @@ def _timed(
 
 
 def _jitter(dist: Any, torch: Any) -> float:
-    """Standard deviation of the log of a rank's time for the same work, from round to round, beside the others'.
+    """Standard deviation of the log of a rank's time for the same work between rounds, relative to the other ranks.
 
     Without what makes one rank slower all the time, and what slows all at once; by the median of the deviations, which
     a few rounds that the machine disturbed do not move.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.cost import PricesCollectives
 
 Seconds = Callable[[Collective], float]
-"""A plug-in: seconds of a collective."""
+"""A user's function that returns the seconds of a collective."""
 COLUMNS: Final = ("collective", "ranks", "bytes", "time_s")
 _PRICED_AS: Final[Mapping[str, str]] = {
     "send": "send_recv",
@@ -29,7 +29,7 @@ _PRICED_AS: Final[Mapping[str, str]] = {
     "scatter": "all_gather",
     "barrier": "all_reduce",
 }
-"""Kinds that have no measurements, and the kind that prices them. A reduction to one rank is a broadcast run backwards;
+"""Kinds without measurements, with the kind that prices them. A reduction to one rank is a broadcast run backwards;
 a gather moves through its root's link what an all-gather moves through every link (Thakur et al. 2005, section 4)."""
 
 
@@ -80,7 +80,7 @@ class PriceTable:
 
     @classmethod
     def read(cls, path: Path) -> "PriceTable":
-        """Read a CSV of collective, ranks, bytes, time_s and, where known, core_s (processor time of it), jitter and
+        """Read a CSV of collective, ranks, bytes, time_s and, if known, core_s (its processor time), jitter and
         copies_per_s.
 
         Raises:

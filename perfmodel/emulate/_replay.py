@@ -57,7 +57,7 @@ class Replay:
         return float(grad @ self.of(kind))
 
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
-        """Durations under a delay: spans grow by what collectives that are then under way take of the core."""
+        """Durations under a delay: spans grow by the processor time of collectives that overlap with them."""
         # Op by op, since what a span loses of its core depends on which collectives are under way by then.
         # A recorded span includes what collectives took of its core. Under a delay others are under way, so spans are
         # recomputed before the critical path is.
@@ -130,7 +130,7 @@ def replay(iteration: Iteration) -> Replay:
 
 
 class _Op(NamedTuple):
-    """An op of a structure under way; each has a class of its own."""
+    """An op of a structure that is being built; each op has its own class."""
 
     time_s: float
     kind: Kind
@@ -142,7 +142,7 @@ class _Op(NamedTuple):
 
 
 class _Ops:
-    """A structure under way."""
+    """A structure that is being built."""
 
     def __init__(self) -> None:
         self._ops: list[_Op] = []
@@ -153,7 +153,7 @@ class _Ops:
         return len(self._ops) - 1
 
     def after(self, before: Sequence[int]) -> list[int]:
-        """At most two ops in place of any number; those below 0 are none."""
+        """Replace any number of predecessors by at most two ops; numbers below 0 mean none."""
         ops = [op for op in dict.fromkeys(before) if op >= 0]
         # A structure's ops have at most two predecessors; joins of no duration make a tree of more.
         while len(ops) > 2:
@@ -161,7 +161,7 @@ class _Ops:
         return ops
 
     def finished(self, thread: int) -> Replay:
-        """All ops, and one at which the thread is done."""
+        """All ops, and one for the end of the thread."""
         ops = [*self._ops, _Op(0.0, Kind.ZERO, -1, [thread])]
         n = len(ops)
         pred = np.full((n, 2), -1)
@@ -188,7 +188,7 @@ class _Ops:
 
 
 _LEAST: Final = 3
-"""Iterations that a point of the curve needs."""
+"""Least number of iterations of a point of the curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +205,9 @@ class EmulatedCurve:
     spread_s: tuple[float, ...]
     """Half the distance between the quartiles."""
     iterations: tuple[int, ...]
-    """Iterations that each median is of."""
+    """Number of iterations behind each median."""
     predicted_s: tuple[float, ...]
-    """Seconds by the timeline of one iteration at the first delay."""
+    """Seconds predicted from the timeline of one iteration at the first delay."""
     felt: float
     """Collectives of the kind on the critical path at the first delay, by the timeline's gradient."""
     felt_at_most: float
@@ -217,7 +217,7 @@ class EmulatedCurve:
 
     @property
     def errors(self) -> Float[np.ndarray, " delays"]:
-        """Predicted over emulated, less 1."""
+        """Predicted over emulated time, minus 1."""
         return np.array(self.predicted_s) / np.array(self.emulated_s) - 1
 
     @property
@@ -246,7 +246,7 @@ class EmulatedCurve:
 
 
 def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float], every: int) -> EmulatedCurve:
-    """The curve of a run whose delay changed every `every` iterations; the first of each stay is left out.
+    """The curve of a run whose delay changed every `every` iterations; the first iteration of each delay is left out.
 
     Raises:
         EmulationError: too few iterations for the delays.

@@ -23,7 +23,7 @@ BUS_FACTORS: Final = {
 _DIGIT: Final = 0.005
 """Bandwidths are printed to two decimals."""
 _MOST_ROUNDING: Final = 0.02
-"""Relative error of a factor above which a line says nothing."""
+"""Relative error of a factor above which a line is ignored."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BandwidthRatio:
 
     ratio: float
     rounding: float
-    """How far the true factor may be from it."""
+    """Largest distance of the true factor from the ratio."""
 
     def allows(self, test: str, ranks: int) -> bool:
         """Whether the ratio fits this test on this number of ranks; true for tests whose factor is unknown."""

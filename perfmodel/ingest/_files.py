@@ -1,4 +1,4 @@
-"""Files to text, JSON and checked values; whatever is wrong becomes one `TableError` that names the place."""
+"""Reads text, JSON and checked values from files; every fault raises a `TableError` that names its place."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from perfmodel import files
 from perfmodel.errors import TableError, first_line
 
 _LARGEST: Final = 1e30
-"""Beyond any time in any unit or any size: what lies above it is damage."""
+"""Larger than any valid time or size; greater numbers are damage."""
 
 
 def read_bytes(path: Path) -> bytes:

@@ -68,7 +68,7 @@ _UNITS: Final = {"(B)", "(elements)", "(us)", "(GB/s)", "(%)"}
 
 
 class ListedRank(NamedTuple):
-    """A rank as a log lists it; hosts serve only to count them."""
+    """A rank listed in a log; hosts are only counted."""
 
     group: str
     host: str
@@ -77,7 +77,7 @@ class ListedRank(NamedTuple):
 
 @dataclass
 class _Section:
-    """One run of one test, as far as it has been read."""
+    """The part of one run of a test that has been read so far."""
 
     place: Path
     test: str = ""
@@ -86,9 +86,9 @@ class _Section:
     settings: dict[str, str] = field(default_factory=dict)
     ranks: list[ListedRank] = field(default_factory=list)
     highest_rank: int = -1
-    """Number of the last rank that is listed: an excerpt may leave out others."""
+    """Highest listed rank, because an excerpt may leave out others."""
     highest_device: int = -1
-    """Number of the last device that is listed of any host."""
+    """Highest listed device number of any host."""
     columns: list[str] = field(default_factory=list)
     units_seen: bool = False
     first_row: int = 0
@@ -166,7 +166,7 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
 
 
 def _label_of_header(text: str) -> re.Pattern[str] | None:
-    """What stands before the heading of a table, in a log whose lines all begin so; None where nothing does.
+    """The prefix of a table's heading, if all lines of the log begin with it; None without one.
 
     Launchers and tools that nobody listed label lines too. Numbers in a label (of processes, of a clock) may differ.
     """
@@ -177,7 +177,7 @@ def _label_of_header(text: str) -> re.Pattern[str] | None:
 
 
 def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
-    """A line without what a launcher put before it."""
+    """A line without the prefix that a launcher put before it."""
     line = _COLOURS.sub("", raw)
     launcher_label = label_of_log.match(line) if label_of_log else None
     if launcher_label:
@@ -192,7 +192,7 @@ def _without_label(raw: str, label_of_log: re.Pattern[str] | None) -> str:
 
 
 def _comment(section: _Section, line: str, place: str) -> None:
-    """Note in `section` what a comment states of the run.
+    """Record in `section` the facts about the run that a comment states.
 
     Some logs have lost the signs that begin comments: every line that is not of the table comes here.
     """
@@ -351,7 +351,7 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
 
 
 def _test_by_ratio(section: _Section, ratio: BandwidthRatio, stated_group: Row | None, place: str) -> str:
-    """The one test that a log's bandwidths, reduction and root allow; nothing where none does.
+    """The only test that a log's bandwidths, reduction and root allow; empty if there is none.
 
     Raises:
         TableError: several do.
@@ -369,7 +369,7 @@ def _test_by_ratio(section: _Section, ratio: BandwidthRatio, stated_group: Row |
 
 
 def checked_time_us(time_us: object, algbw: object, size: float, place: str) -> float:
-    """The time, held against the bandwidth that is printed beside it (GB/s = bytes / us / 1000)."""
+    """The time, checked against the printed bandwidth (GB/s = bytes / us / 1000)."""
     time = number(time_us, "time", place, 0)
     bandwidth = number(algbw, "algbw", place, 0)
     if time == 0:
@@ -386,7 +386,7 @@ def checked_time_us(time_us: object, algbw: object, size: float, place: str) -> 
 def collective_row(
     test: str, options: ReadOptions, place: str, size: float, dtype: str, skipped: Counter[str]
 ) -> Row | None:
-    """The columns that say which collective; none for one without a row of its own.
+    """The columns that identify the collective; none for a collective that tables do not have.
 
     Raises:
         TableError: a file that names no program where the user does not either, or another than the user.
@@ -447,7 +447,7 @@ def nccl_version(code: int) -> str:
 
 
 def algorithm(settings: dict[str, str]) -> str:
-    """The `algorithm` column: the one that NCCL was held to, or `auto` where it chose."""
+    """The `algorithm` column: the one that NCCL was forced to use, or `auto` if it chose."""
     return settings.get("NCCL_ALGO", "auto").lower()
 
 
@@ -490,5 +490,5 @@ def allowed(variables: Iterable[str]) -> dict[str, str]:
 
 
 def variant(layout: str, settings: dict[str, str]) -> str:
-    """The `variant` column: where in memory, and the settings that were kept."""
+    """The `variant` column: the place in memory, and the settings that were kept."""
     return ";".join([layout, *(f"{name}={value}" for name, value in settings.items())])

@@ -1,4 +1,4 @@
-"""Measured kernels and collectives of public tables, with each source's conventions translated to ours on reading.
+"""Measured kernels and collectives of public tables; the conventions of each source are translated on reading.
 
 What fits and prices them sees typed columns alone; which download a row is of decides nothing beyond this file.
 """
@@ -37,24 +37,24 @@ _ORDER: Final = (
     "deepbench",
     "pipedream",
 )
-"""Sources and beginnings of software by how closely they stand for a training job on torch with cuBLAS, best first.
+"""Sources and prefixes of software, in order of similarity to a training job on torch with cuBLAS.
 
 Training profilers come first, then torch/cuBLAS routes of serving stacks, own kernels of serving
 stacks, and eager timings last because their small kernels hide behind the launch floor.
 """
 UNDER_LOAD: Final = frozenset({"simumax"})
-"""Sources whose times are sustained, all others being bursts: its products of 8192 hold 1.1 PFLOP/s on B200 where those
-of B300 and GB300 elsewhere hold 1.6 to 2.0, and 228 TFLOP/s on A100-PCIE where its power limit allows some 214
-(`perfmodel.cost.sustained_seconds`); products of 4096 take about as long as elsewhere."""
+"""Sources whose times are sustained; those of all others are bursts: its products of 8192 reach 1.1 PFLOP/s on B200
+where those of B300 and GB300 elsewhere hold 1.6 to 2.0, and 228 TFLOP/s on A100-PCIE where its power limit allows some
+214 (`perfmodel.cost.sustained_seconds`); products of 4096 take about as long as elsewhere."""
 SERVER_KERNELS: Final = "aiconfigurator"
 """Source of the tables whose kernels are those of inference servers (TensorRT-LLM, vLLM), timed in CUDA graphs."""
 _SERVING_PROFILER: Final = "llmservingsim"
 _QUANTISES: Final = (SERVER_KERNELS, "trtllm")
 """Source, and beginning of its software, whose products of 8 bits are whole layers: they find the scale of their 16-bit
-operand and quantise it first. Their times tend to some 14 us and 5 bytes for each of its elements where the product
+operand and quantise it first. Their times tend to about 14 us and 5 bytes for each of its elements where the product
 gets narrow, those of 16 bits to nothing."""
 OWN_ORDER: Final = -1
-"""A user's own measurement comes before all of these."""
+"""Rank of a user's own measurements, before all of these."""
 FILL_CACHES: Final = (SERVER_KERNELS, _SERVING_PROFILER)
 """Sources whose attention over a causal prompt also copies its keys and values into the server's cache.
 
@@ -87,7 +87,7 @@ _NOT_KERNELS: Final = (
 )
 """File name prefixes of tables that hold no kernels, or rows not to be fitted."""
 _NOT_FITTED: Final = ("alps_gh200", "hopper_blackwell", "published")
-"""Folders that are kept from fitting: a source without a stated licence; tables newer than the shipped weights;
+"""Folders that are not used for fitting: a source without a stated licence; tables newer than the shipped weights;
 whole training steps."""
 
 
@@ -182,7 +182,7 @@ def _flaw(variant: str) -> str:
 
 
 def _dtype_that_ran(table: "pd.DataFrame", source: np.ndarray) -> np.ndarray:
-    """`tf32` where a source's fp32 products are known to use tensor cores; 8 bits however they are scaled are `fp8`."""
+    """`tf32` if a source's fp32 products are known to use tensor cores; 8-bit types with any scaling are `fp8`."""
     dtype = text(table, "dtype")
     dtype = np.where(dtype == "mxfp8", "fp8", dtype).astype(object)
     uses = np.isin(source, _TF32) & (text(table, "op_family") == "gemm") & (dtype == "fp32")
@@ -208,8 +208,8 @@ def _op_that_ran(table: "pd.DataFrame", source: np.ndarray, variant: np.ndarray)
 
 
 def _keys_of_one_sequence(table: "pd.DataFrame", source: np.ndarray) -> dict[str, np.ndarray]:
-    """Keys that one sequence sees, where a source states the cached ones of the whole batch: its whole share,
-    and its own token's. A batch of more sequences than keys has none cached, and hardly takes any time.
+    """Keys that one sequence attends to, if a source states the cached keys of the whole batch: its share of them, plus
+    its own token's. A batch with more sequences than keys has no cached keys and takes almost no time.
 
     Decode rows of serving profilers repeat the batch in `mixed_n_decode`: nothing decodes beside them.
     """
@@ -230,13 +230,13 @@ _HELD_TO: Final = (
     ("tree", re.compile(r"^tree$", re.IGNORECASE)),
     ("ring", re.compile(r"^ring$", re.IGNORECASE)),
 )
-"""Algorithms that a run may be held to, as NCCL names them, with the cells that say so."""
+"""Algorithms that a run may be forced to use, by NCCL's names, with the cells that state them."""
 _REPEATED: Final = re.compile(r"(^|;)(in_place|out_of_place)$|^\d+_concurrent_groups$|^allreduce(_large)?$")
 """Variants, or ends of them, that name how a run was repeated, not another way of communicating."""
 _BESIDE: Final = re.compile(r"(?:^|_)groups_at_once_(\d+)$")
 """End of the variant of rows for which `calibrate` ran several groups at once (`concurrent` in a plan)."""
 _HARMLESS: Final = ("", "rounded_busbw", "above_nic_rate_by_in_network_reduction", "device_inferred")
-"""Checks that leave a row fit for use."""
+"""Checks that a row may carry and still be used."""
 _BY_LIBRARY: Final = ("", "auto")
 
 

@@ -67,7 +67,7 @@ _FORMS: Final = (
     (re.compile(r"V100-SXM2-(16|32)GB", re.I), "V100-SXM2-{}GB"),
     (re.compile(r"V100-PCIE-(16|32)GB", re.I), "V100-PCIE-{}GB"),
 )
-"""How drivers name the boards that the catalog names otherwise."""
+"""Drivers' names of boards that have another name in the catalog."""
 
 
 def _catalog_name(reported: str) -> str:
@@ -85,7 +85,7 @@ def _catalog_name(reported: str) -> str:
 
 
 class CollectiveCalls:
-    """Times of the kernels of collectives, as each device saw them.
+    """Times of the kernels of collectives on each device.
 
     A kernel waits for devices that arrive later; only the kernel of the last device does not wait. If all devices of a
     group were recorded, the shortest kernel of a collective is therefore its time; otherwise every kernel's time
@@ -173,7 +173,7 @@ def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -
 
 
 def _joined(rows: list[Row]) -> pd.DataFrame:
-    """Median of equal rows; their standard deviation where there are several, else what the row itself states."""
+    """Median of equal rows, with their standard deviation if there are several, else the one that the row states."""
     if not rows:
         return pd.DataFrame()
     table = pd.DataFrame(rows)

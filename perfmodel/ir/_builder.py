@@ -36,7 +36,7 @@ class Builder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.tag: Tag = UNTAGGED
-        """Tag of the instructions to come."""
+        """Tag of the following instructions."""
         self.types: dict[str, Tensor] = {}
         self.instructions: list[Instruction] = []
         self._parameters: list[Parameter] = []
@@ -55,7 +55,7 @@ class Builder:
             self.tag = before
 
     def parameter(self, name: str, tensor: Tensor) -> str:
-        """A formal parameter."""
+        """Add a formal parameter to the function."""
         if name in self.types:
             raise ProgramError(self.name, 1, name, "is already defined; assign every value only once")
         self.types[name] = tensor

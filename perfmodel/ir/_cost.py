@@ -19,7 +19,7 @@ class Work:
 
     flops: Float[np.ndarray, " devices"]
     traffic_bytes: Float[np.ndarray, " devices"]
-    """Read and written by kernels."""
+    """Bytes read and written by kernels."""
     communicated_bytes: Float[np.ndarray, " devices"]
     """Sizes of the collectives that the device takes part in, counted as `spec.Collective` does."""
 

@@ -30,7 +30,7 @@ from perfmodel.ir._instruction import (
 from perfmodel.ir.ops import OPS
 
 _LARGEST_KNOWN = 64
-"""Elements of a value that is still evaluated: shapes and indices, not data."""
+"""Most elements of a value that is evaluated; such values are shapes and indices, not data."""
 
 OutputTypes = dict[tuple[str, Attributes, tuple[Tensor, ...]], tuple[Tensor, ...]]
 """Types that an op gives, by its attributes and operands."""
@@ -249,7 +249,7 @@ def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function
 def _expand(
     module: Module, caller: str, instruction: Instruction, below: int, line: int, out: list[Instruction]
 ) -> None:
-    """Append an instruction or, of a call, the callee's, which must stand before function number `below`."""
+    """Append an instruction or, for a call, those of the callee, which must precede function number `below`."""
     if instruction.op != CALL:
         out.append(instruction)
         return

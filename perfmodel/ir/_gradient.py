@@ -64,7 +64,7 @@ class _Gradients:
         self._ranks = ranks
         self._sums: dict[str, str] = {}
         self._sums_of_rank: dict[str, str] = {}
-        """What is still to be summed over ranks."""
+        """Gradients that must still be summed over ranks."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._sums or name in self._sums_of_rank
@@ -77,20 +77,20 @@ class _Gradients:
         )
 
     def contribute(self, instruction: Instruction, name: str, gradient: str) -> None:
-        """Add what an instruction contributes to the gradient of one of its operands."""
+        """Add an instruction's contribution to the gradient of one of its operands."""
         # Reverse order fixes the order of the sum, and so its rounding.
         sums = self._sums_of_rank if self._differs(instruction, name) else self._sums
         sofar = sums.get(name)
         sums[name] = gradient if sofar is None else self._builder.op("add", sofar, gradient)
 
     def _differs(self, instruction: Instruction, name: str) -> bool:
-        """Whether what an instruction contributes differs between ranks, but the operand does not."""
+        """Whether an instruction's contribution differs between ranks although the operand does not."""
         if self._ranks is None or name in self._ranks.varying:
             return False
         return OPS[instruction.op].collective or not self._ranks.varying.isdisjoint(instruction.outputs)
 
     def complete(self, name: str) -> str | None:
-        """Return the gradient of a value all of whose consumers have contributed; None if none has."""
+        """Return the gradient of a value after all of its consumers have contributed; None if none did."""
         if self._ranks is not None and name in self._sums_of_rank:
             replicas = (self._ranks.ranks, 1)
             summed = self._builder.op("all_reduce", self._sums_of_rank.pop(name), op="sum", replicas=replicas)
@@ -165,7 +165,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
 
 
 def _drop_dead(builder: Builder, first: int, wanted: Sequence[str]) -> None:
-    """Remove instructions from number `first` on that nothing wanted depends on."""
+    """Remove the instructions from number `first` on that no wanted value depends on."""
     # Backwards, because a value is live only if something after it that is live uses it.
     live = set(wanted)
     live_instructions = []
@@ -281,7 +281,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None, ranks: Ran
 
 
 def _mean_over_ranks(builder: Builder, loss: GlobalTensor, ranks: int) -> GlobalTensor:
-    """The mean of the losses of ranks that have a part of the samples or tokens each."""
+    """The mean of the losses of ranks that each have a part of the samples or tokens."""
     (piece,) = loss.pieces
     total = builder.op("all_reduce", piece.value, op="sum", replicas=(ranks, 1))
     mean = builder.op("scale", total, name=f"mean_{piece.value}", factor=1 / ranks)

@@ -56,11 +56,11 @@ class Tensor:
         return self.n_elements * ITEM_BYTES[self.dtype]
 
     def with_shape(self, shape: Sequence[int]) -> "Tensor":
-        """Return a tensor of this dtype and device, of another shape and with unknown contents."""
+        """Return a tensor with the same dtype and device, another shape and unknown contents."""
         return Tensor(self.dtype, tuple(shape), self.device)
 
     def with_size(self, axis: int, size: int) -> "Tensor":
-        """Return a tensor of this dtype and device, of another size along one axis."""
+        """Return a tensor with the same dtype and device, and another size along one axis."""
         return self.with_shape([size if i == axis else n for i, n in enumerate(self.shape)])
 
     def on(self, device: int) -> "Tensor":

@@ -65,7 +65,7 @@ _WORDS = {"true": True, "false": False}
 
 @dataclass
 class Annotations:
-    """Types and devices that the text states for values, to be compared with what inference finds."""
+    """Types and devices that the text states for values, to be compared with inferred ones."""
 
     types: list[tuple[int, str, Tensor]] = field(default_factory=list)
     devices: list[tuple[int, str, int]] = field(default_factory=list)

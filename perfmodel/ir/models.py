@@ -78,9 +78,9 @@ class TransformerSize:
     experts: int = 0
     """Feed-forward networks of every layer, of which each token visits one; 0 for a dense model."""
     tied: bool = False
-    """The table of embeddings is the head too."""
+    """Whether the head shares the embedding table."""
     parallel_blocks: Literal["none", "one_norm", "two_norms"] = "none"
-    """Whether attention and feed-forward run side by side, as in `perfmodel.spec.Transformer`; of dense models."""
+    """Whether attention and feed-forward run in parallel, as in `perfmodel.spec.Transformer`; dense models only."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:

@@ -58,7 +58,7 @@ class ShardingQuery:
     shardings: tuple[Sharding, ...]
     parts: int
     sequence_axis: int | None = None
-    """Axis along which partial sums of three-dimensional activations are scattered, where that is wanted
+    """Axis along which partial sums of three-dimensional activations are scattered, if requested
     (sequence parallelism, Korthikanti et al. 2022); otherwise they are all-reduced."""
 
     @classmethod
@@ -114,10 +114,10 @@ class ShardingDecision:
     """The result of a sharding rule: how an instruction is sharded, and how its operands have to be sharded."""
 
     inputs: tuple[Sharding, ...]
-    """Sharding that each operand is to be converted to; `Partial` only where it is so already."""
+    """Sharding that each operand must be converted to; `Partial` only for operands that are partial already."""
     outputs: tuple[Sharding, ...]
     attributes: tuple[tuple[str, Any], ...] = ()
-    """Attributes that every part has in place of the instruction's own."""
+    """Attributes of every part that replace the instruction's own."""
     offset_step: int = 0
     """Step by which attribute `offset` rises from one part to the next."""
 
@@ -145,10 +145,10 @@ class Emitter(Protocol):
 
 
 Names = tuple[str | None, ...]
-"""Names of gradients; None where there is none."""
+"""Names of gradients; None for values without one."""
 GradientRule = Callable[..., Names]
-"""(emitter, instruction, gradient of each output) -> gradients of the operands. Of several outputs some may have none,
-but not all."""
+"""Function (emitter, instruction, gradient of each output) that returns the gradients of the operands. Some of several
+outputs may have no gradient, but not all."""
 ShardRule = Callable[[ShardingQuery], ShardingDecision]
 PartialRule = Callable[[ShardingQuery], ShardingDecision | None]
 
@@ -168,7 +168,7 @@ class OpDefinition:
     infer: InferRule
     """Types of the outputs from those of the operands and the attributes; checks both."""
     work: WorkRule
-    """Kernels or collectives that one execution runs: where its FLOPs, bytes and time come from."""
+    """Kernels or collectives of one execution, which determine its FLOPs, bytes and time."""
     fold: FoldRule | None = None
     """Value of the only output from known operand values."""
     gradient: GradientRule | None = None

@@ -21,7 +21,7 @@ from perfmodel.units import dtype_bytes, require_whole
 LARGEST: Final = 2**53
 """Largest whole number of an op's sizes; beyond it they are not exact as floats."""
 LOAD_S: Final = 3.0
-"""Usual seconds of work before a kernel is timed under load."""
+"""Default seconds of work before a kernel is timed under load."""
 CACHES: Final = ("warm", "cold", "loaded")
 """State before a call: the op's data in the caches, or not; or in the caches of a device that has worked for a while
 (`load_s`)."""
@@ -36,7 +36,7 @@ class Plan:
     rule: StoppingRule
     """Stopping rule for kernels."""
     collective_rule: StoppingRule
-    """Stopping rule for collectives."""
+    """Rule that says when enough samples of a collective were taken."""
     kernels: tuple[KernelOp, ...]
     """Kernels to be measured with their data in the caches."""
     collectives: tuple[Collective, ...]
@@ -55,13 +55,13 @@ class Plan:
     load_s: float = LOAD_S
     """Seconds for which such a kernel runs before its first sample."""
     beside_kernels: tuple[tuple[KernelOp, Collective], ...] = ()
-    """Kernels to be measured on all ranks of a collective, by themselves and while it runs."""
+    """Kernels to be measured on all ranks of a collective, alone and while it runs."""
     beside_table: str = "kernels_beside.csv"
     """File name of their table."""
     interconnect: str = INTERCONNECT
     """Text of the `interconnect` column of collectives."""
     any_device: bool = False
-    """Measure the accelerator of this machine, even if it is not the one that `device` names."""
+    """Whether to measure the accelerator of this machine even if it is not the one that `device` names."""
     nccl_tests: NcclTests | None = None
     """How nccl-tests is started, for the backend of that name."""
     emulated_network: EmulatedNetwork | None = None
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def beside_points(self) -> tuple[Point, ...]:
-        """Rows of the table of kernels beside collectives: each kernel by itself first."""
+        """Rows of the table of kernels during collectives, each kernel first alone."""
         points: dict[Point, None] = {}
         for op, collective in self.beside_kernels:
             points[Point(op)] = None
@@ -91,14 +91,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan as TOML states it."""
+    """A plan in its TOML form."""
 
     device: str
     kernels: tuple[dict[str, Any], ...] = ()
     collectives: tuple[dict[str, Any], ...] = ()
     rule: dict[str, Any] = field(default_factory=dict)
     collective_rule: dict[str, Any] | None = None
-    """`rule` if not given."""
+    """Stopping rule for collectives; `rule` if not given."""
     kernel_table: str = "kernels.csv"
     collective_table: str = "collectives.csv"
     attempts: int = 3
@@ -216,7 +216,7 @@ class _PlannedKernel(NamedTuple):
 
 
 def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
-    """The ops of a grid, each with its cache or the collective beside it."""
+    """The ops of a grid, each with its state of caches or concurrent collective."""
     entry, family = f"kernels[{index}]", grid.get("family")
     if not isinstance(family, str) or family not in MEASURED_FAMILIES:
         raise UnknownNameError(f"family of {entry}", str(family), MEASURED_FAMILIES)
@@ -239,7 +239,7 @@ def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
 
 
 def _beside(stated: Any, entry: str) -> Collective:
-    """The collective that runs beside a kernel."""
+    """The collective that runs during a kernel."""
     if not isinstance(stated, dict):
         raise CalibrationError(f"{entry}: beside must be a table of a collective's keys, got {stated!r}")
     return _collective(stated, f"{entry}.beside", nccl_tests=False)
@@ -251,7 +251,7 @@ def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Col
 
 
 def _collective(point: dict[str, Any], entry: str, nccl_tests: bool) -> Collective:
-    """A collective with whole elements per rank, as close below the stated size as they come."""
+    """The largest collective of at most the stated size with whole elements per rank."""
     stated_bytes = point.get("bytes")
     op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, entry)
     if isinstance(stated_bytes, int):
@@ -261,7 +261,7 @@ def _collective(point: dict[str, Any], entry: str, nccl_tests: bool) -> Collecti
 
 
 def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
-    """A record of what an entry of the plan states, its keys, types and numbers checked."""
+    """Build a record from an entry of the plan, and check keys, types and numbers."""
     if not isinstance(values, dict):
         raise CalibrationError(f"{entry}: must be a table of keys, got {values!r}")
     known = {field_info.name for field_info in fields(kind)}
@@ -284,7 +284,7 @@ def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
 
 
 _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "causal", "phase")
-"""Keys by which neighbouring ops must agree to share an entry."""
+"""Keys in which consecutive ops must agree to share an entry."""
 
 
 _OPS_OF_PLANS: Final = ("kernels", "cold_kernels", "loaded_kernels", "beside_kernels", "collectives")
@@ -347,7 +347,7 @@ def _columns(op: Op) -> dict[str, Any]:
 
 
 def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of an entry that stands for ops of one kind: what they share, then a joint key of what they differ in."""
+    """Lines of an entry for ops of one kind: their common keys, then a joint key of those in which they differ."""
     names = list(rows[0])
 
     def differs(name: str) -> bool:

@@ -62,7 +62,7 @@ Progress = Callable[[Point], None]
 """Called with each point before it is measured."""
 
 OUTLIERS: Final = "samples above interference_limit are set aside; no sample is dropped because of its value"
-"""Sentence of the card on outliers."""
+"""Sentence on outliers for the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class TableRun:
     device: str
     """Text of the `device` column."""
     points: tuple[Point, ...]
-    """Rows that it is to have."""
+    """Rows that the table should have."""
     measure: Measure
     """Function that measures the points."""
     rule: StoppingRule
@@ -235,7 +235,7 @@ def check_folder(plan: Plan, folder: Path, backend: str) -> None:
 
 
 def _nccl_tests_of(plan: Plan) -> NcclTests:
-    """How the plan starts nccl-tests; raises `PerfModelError` unless that measures all that the plan asks for."""
+    """The plan's settings for nccl-tests; raises `PerfModelError` unless these can measure everything in the plan."""
     tests = plan.nccl_tests
     if plan.kernel_points or plan.beside_kernels or not plan.collectives or tests is None:
         raise CalibrationError(
@@ -371,7 +371,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
 
 @contextmanager
 def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
-    """Return the hosts on which ranks run, for groups over so many emulated nodes."""
+    """Return the hosts on which ranks run, for groups over a number of emulated nodes."""
     network = plan.emulated_network
     if num_nodes == 1 or network is None:
         yield ()
@@ -401,7 +401,7 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
 
 
 def _run_table(table: TableRun, only_missing: bool) -> Card:
-    """Measure what a table lacks, and write it with its card."""
+    """Measure the missing rows of a table, and write it with its card."""
     partial = table.partial
 
     def earlier() -> Sequence[Any]:
@@ -424,7 +424,8 @@ def _run_table(table: TableRun, only_missing: bool) -> Card:
 
 
 def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
-    """Write the table, then its card; rows leave the partial file last, so that all of this can be done again."""
+    """Write the table, then its card, and remove the partial file last, so that this can be repeated after an
+    interrupt."""
     import pandas as pd
 
     # Sizes are whole numbers also where a family lacks the column, which makes pandas take them for floats.
@@ -445,14 +446,14 @@ def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
 
 
 def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Iterator[Point]:
-    """Hand out each point once the machine is quiet, or the patience for all of them is used up."""
+    """Yield each point when the machine is quiet, or when the total waiting time is used up."""
     for point in points:
         patience_s -= wait_until_quiet(limit, patience_s)
         yield point
 
 
 def _tidy(plan: Plan, folder: Path) -> None:
-    """Remove what writes left behind that were killed before their rename."""
+    """Remove temporary files of writes that were killed before their rename."""
     # Files are written under a temporary name beside their own (`perfmodel.ingest.tables`).
     for table in (folder / plan.kernel_table, folder / plan.beside_table, folder / plan.collective_table):
         for name in (table.name, card_path(table).name, f".{table.name}.partial"):

@@ -36,9 +36,10 @@ from perfmodel.measure.timing import WARMUP_CALLS, MachineMeter, StoppingRule, s
 from perfmodel.ops import Collective, Op
 
 TYPICAL_REPEATS: Final = 4
-"""Samples of a row over `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5, those set aside counted."""
+"""Typical number of samples of a row relative to `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5,
+including those set aside."""
 _BUNDLING_CALLS: Final = 1
-"""Calls that tell how many a sample takes, between the warm-up and the first sample that counts."""
+"""Number of calls, after the warm-up, that determine how many calls a sample bundles."""
 SETUP_S: Final = {"jax": 0.35, "torch": 0.05, "nccl-tests": 0.0}
 """Seconds to build and compile one op and its inputs, by backend."""
 GROUP_START_S: Final = 6.0
@@ -48,10 +49,10 @@ PROGRAM_START_S: Final = 15.0
 FLUSH_S: Final = 0.02
 """Seconds to flush the caches before a cold call."""
 TRUST_S: Final = 20.0
-"""Measured seconds of one family that weigh as much as the information from all families."""
+"""Measured seconds of one family that have the same weight as the information from all families."""
 
 GuessCalls = Callable[[Sequence[Point]], Sequence[float]]
-"""Seconds of one call of each point, NaN where nothing is known."""
+"""Function that returns the seconds of one call of each point; NaN if unknown."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class PointEstimate:
     """Estimated effort of measuring one row."""
 
     key: str
-    """`point_key` of the row."""
+    """What identifies the row (`point_key`)."""
     family: str
     """Op family, or `collective`."""
     seconds: float
     devices: int
-    """Devices that are busy meanwhile."""
+    """Number of devices that are busy during the measurement."""
 
 
 def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
@@ -152,7 +153,7 @@ def samples_s(rule: StoppingRule, call_s: float) -> float:
 
 
 def _known(seconds: float) -> float:
-    """Nothing where nothing is known: the shortest sample counts then."""
+    """Seconds of a call, or 0 if unknown, so that the shortest sample counts."""
     return 0.0 if isnan(seconds) else seconds
 
 
@@ -197,7 +198,8 @@ class RemainingTime:
         return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in rest)
 
     def _ratio(self, family: str) -> float:
-        """Measured over expected time of a family, shrunk towards that of all, which is shrunk towards 1."""
+        """Measured over expected time of a family, shrunk towards the ratio of all families, which is shrunk towards
+        1."""
         # `TRUST_S` is the weight of the prior in both: with few measured seconds it decides.
         took_s = sum(self._took_s.values())
         expected_s = sum(self._expected_s.values())

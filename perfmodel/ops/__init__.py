@@ -48,7 +48,7 @@ FAMILIES: Final = MappingProxyType(
         )
     }
 )
-"""A family is added by its module and its entry here."""
+"""All kernel families by name. To add one, write its module and list it here."""
 
 Op = KernelOp | Collective
 """One event: a kernel or a collective, independent of model, layout and device."""

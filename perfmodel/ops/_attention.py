@@ -30,7 +30,7 @@ from perfmodel.ops.programs import (
 )
 
 LATENT_DECODE: Final = "latent_decode"
-"""Phase of attention whose values are a part of its keys (multi-head latent attention with a cache)."""
+"""Name of attention whose values are a part of its keys (multi-head latent attention with a cache)."""
 
 
 class AttentionWork(NamedTuple):
@@ -94,7 +94,7 @@ class Attention(KernelOp):
 
     family = "attention"
     mixed_n_decode = 0
-    """Number of decoding sequences that share the kernel, and their keys; only rows of tables state it."""
+    """Number of decoding sequences in the same kernel, and their keys; only rows of tables state it."""
     mixed_kv_decode = 0
     uses_matrix_units = True
     samples_field = "batch"
@@ -123,7 +123,7 @@ _BLOCK_OPS: Final = 2e5
 
 
 def _features(xp: Any, x: Shape, machine: Machine, waves: Any, split: Any, reach: Any, moved_kv: Any) -> list[Any]:
-    """What the regressor sees of every row of fused attention.
+    """Features of every row of fused attention for the regressor.
 
     Args:
         waves: of blocks of queries over the multiprocessors.
@@ -215,15 +215,15 @@ def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray,
 
 
 def _op_by_shape(shape: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Decoding, decoding beside a prefill, or whole sequences under a mask."""
+    """Name of the op by its shape: decoding, decoding together with a prefill, or whole sequences under a mask."""
     decode = (shape["seq_q"] == 1) & (shape["seq_kv"] > 1)
     mask = np.where(shape["causal"] > 0, *ATTENTION_MASKS)
     return np.where(decode, "decode", np.where(shape["mixed_n_decode"] > 0, "mixed", mask))
 
 
 def _kind_flags(kind: KernelKind) -> dict[str, float]:
-    """Decoding sees all keys. Causal and full attention keep the mask of their rows, which may stand in for each
-    other."""
+    """Flags of kinds: decoding sees all keys; causal and full attention keep the mask of their rows, because each may
+    replace the other."""
     return {"causal": 1.0} if kind.op in ("decode", "mixed") else {}
 
 
@@ -233,7 +233,7 @@ def _as_measured(
     measured: KindColumns,
     work: KindColumns,
 ) -> dict[str, np.ndarray]:
-    """Scores of rows that do other work are masked as in the measured op."""
+    """Give rows of other work the mask of the measured op."""
     moved = ~work.same_op_and_pass(requested) & np.isin(measured.op, ATTENTION_MASKS)
     return shape | {"causal": np.where(moved, (measured.op == "causal").astype(np.float64), shape["causal"])}
 

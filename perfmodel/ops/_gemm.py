@@ -88,7 +88,7 @@ class Gemm(KernelOp):
 
     @property
     def grouped(self) -> bool:
-        """Products of experts, a group each, whose rows the routing decides."""
+        """Whether it is a product of experts, with one group per expert, whose rows depend on the routing."""
         return self.op == "grouped_linear"
 
     @property
@@ -149,7 +149,7 @@ _LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}
 def _product_layout(
     op_names: np.ndarray, passes: np.ndarray, layout: np.ndarray | None = None
 ) -> dict[str, Float64[np.ndarray, "n"]]:
-    """Whether the operands of products are transposed: as `layout` says (`TN`, ...), else as their pass has it."""
+    """Whether the operands of products are transposed: as in `layout` (`TN`, ...), else as usual for the pass."""
     # A forward of `linear` multiplies by a weight that is stored transposed (TN, as BLAS counts), a batched product by
     # operands as they are; the gradients follow from that.
     base = np.array([_LAYOUT.get(p, "") for p in passes], object)
@@ -172,8 +172,8 @@ def _as_measured(
     measured: KindColumns,
     work: KindColumns,
 ) -> dict[str, np.ndarray]:
-    """Operands lie as the measured op and pass have them (where only forward was timed, `NN` was not); forward products
-    add to nothing."""
+    """Convert to the operand layout of the measured op and pass (if only forward was timed, not as `NN`); forward
+    products do not accumulate."""
     # rows that are answered by their own kind keep what they state
     same = requested.same_op_and_pass(measured)
     layout = _product_layout(measured.op, measured.pass_)
@@ -183,7 +183,7 @@ def _as_measured(
 
 
 def _same_shape(kinds: KindColumns) -> np.ndarray:
-    """Products whose gradients carry the shape of the forward product, as measured tables do."""
+    """Gradients with the shape of the forward product, as in measured tables."""
     return kinds.op == "grouped_linear"
 
 
@@ -290,7 +290,7 @@ def _torch_program(op: Gemm, make: Tensors) -> Program:
 
 
 def _torch_fp8_program(op: Gemm, make: Tensors) -> Program:
-    """The product alone, its operands quantised already: rows by columns, as the matrix units want them."""
+    """The product alone, with operands quantised beforehand, in the row-by-column layout of matrix units."""
     torch = torch_module()
     unit_scale = torch.ones((), device=make.device)
     multiply = partial(torch._scaled_mm, scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)

@@ -55,7 +55,7 @@ class MemoryBound(KernelOp):
 
 
 _OPS_PER_ELEMENT: Final = 4.0
-"""Operations that an element costs the vector lanes: addresses, load, conversion, arithmetic, store."""
+"""Operations of the vector lanes per element: addresses, load, conversion, arithmetic, store."""
 
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
@@ -123,7 +123,7 @@ def _known_op(op: str) -> str:
 
 
 def _op_by_inputs(shape: Mapping[str, np.ndarray]) -> np.ndarray:
-    """An unknown kernel is an element-wise one of as many inputs."""
+    """Treat an unknown kernel as an element-wise one with the same number of inputs."""
     return np.where(shape["n_inputs"] >= 2, "add", "relu")
 
 
@@ -157,11 +157,12 @@ _VECTORS: Final[Mapping[str, tuple[Literal["ones", "zeros", "drawn"], ...]]] = {
     "bias_gelu": ("drawn",),
     "bias_dropout_add": ("drawn",),
 }
-"""Vectors of `hidden` elements that a kernel reads behind its tensors: scales, shifts, and biases, which are drawn."""
+"""Number of vectors of `hidden` elements that a kernel reads in addition to its tensors: scales, shifts, and random
+biases."""
 KEPT: Final = 0.9
 """Share of the elements that dropout keeps."""
 _OF_NINE_TENTHS: Final = 1.2816
-"""Below which nine of ten standard normal numbers are."""
+"""90 % quantile of the standard normal distribution."""
 
 
 def _check(op: MemoryBound) -> None:

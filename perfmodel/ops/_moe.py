@@ -22,9 +22,9 @@ class MoEWork(NamedTuple):
     local: Any
     """Experts of this rank."""
     routed: Any
-    """Token copies that reach them."""
+    """Token copies that reach this rank's experts."""
     active: Any
-    """Experts that get any."""
+    """Experts that receive any tokens."""
     weights_bytes: Any
 
 

@@ -67,8 +67,8 @@ class KernelOp:
     is_matmul: ClassVar[bool] = False
     """Whether the kernel consists only of matrix products, dense or of experts."""
     samples_field: ClassVar[str] = ""
-    """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty
-    where none does."""
+    """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty if
+    there is none."""
     work: ClassVar[Callable[[Any, Shape], Any]]
 
     @property
@@ -88,7 +88,7 @@ class KernelOp:
 
     @property
     def flops(self) -> float:
-        """Operations."""
+        """Floating-point operations of the kernel."""
         return self.amounts().flops
 
     @property
@@ -147,13 +147,13 @@ class Collective:
     concurrent: int = 1
     """Groups of this kind that share each node's outgoing links at the same time."""
     interleaved: int = 1
-    """Groups of this kind, itself included, whose ranks lie in turn within one span of a node. Where devices share a
-    host bridge (PCIe) they share it; behind a switch they do not slow one another."""
+    """Groups of this kind, itself included, whose ranks alternate within one span of a node. They share a host bridge
+    (PCIe) if there is one; behind a switch they do not slow one another."""
     relayed_bytes: float = 0.0
     """Bytes of an all-to-all between nodes that each rank forwards inside its node meanwhile, out of all that the node
     receives; the slower of the two parts determines the time."""
     exchange: Exchange | None = None
-    """Library that carries out an all-to-all, if it is not the usual one; its rate may be published."""
+    """Library of an all-to-all, if it is not the default one; its rate may be published."""
 
     uses_matrix_units: ClassVar[bool] = False
     """Whether its FLOPs are matrix products: those of a collective are not."""

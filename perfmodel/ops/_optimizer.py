@@ -58,14 +58,14 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 
 
 class AdamPasses(NamedTuple):
-    """Passes of an Adam update besides the update of fp32 weights and states itself."""
+    """Passes of an Adam update in addition to the update of fp32 weights and states."""
 
     copy_dtype: str = ""
-    """16-bit type that weights are copied in; empty: in none."""
+    """16-bit type of the copy of weights; empty: no copy."""
     clips: bool = False
     """Gradients are read for their norm and rescaled to clip it."""
     unscales: bool = False
-    """16-bit gradients are copied to fp32 and rid of the loss scale."""
+    """16-bit gradients are copied to fp32 and divided by the loss scale."""
 
 
 MEASURED_ADAM: Final = {
@@ -88,7 +88,7 @@ def _check(op: OptimizerStep) -> None:
 
 
 def _sizes(op: OptimizerStep) -> list[int]:
-    """Parameters of each tensor, as equal as can be."""
+    """Parameters of each tensor, as equal as possible."""
     return [op.n_params // op.tensors + (i < op.n_params % op.tensors) for i in range(op.tensors)]
 
 

@@ -7,16 +7,16 @@ from perfmodel.ops._op import Axis, Family, KernelOp, Pass, Shape, ShapeColumn, 
 from perfmodel.ops.physics import Machine, Physics, lane_operations, log2
 
 _LANE_OPERATIONS_PER_BYTE: Final = 20.6
-"""Slots of vector lanes that pass for each byte that a kernel of the chain hands on or is handed: decay factors,
-masks, conversions and waits between small products, which hold these kernels back before memory or tensor units do. So
-they move 6.2 bytes per multiprocessor and cycle, the geometric mean of two: 5.3 on H100 (12.6 M tokens/s forward of
-8,192 tokens, 128 heads of 64 by 128 in one group, chunks of 256, mamba_ssm's kernels: vllm-project/vllm pull request
-27299) and 7.2 on B200 (1.02 ms forward of 8 sequences of 1,024 tokens, 48 heads of 128 by 128, flash-linear-attention's
+"""Slots of vector lanes per byte that passes between kernels of the chain: decay factors, masks, conversions and waits
+between small products, which limit these kernels more than memory or tensor units do. So they move 6.2 bytes per
+multiprocessor and cycle, the geometric mean of two: 5.3 on H100 (12.6 M tokens/s forward of 8,192 tokens, 128 heads of
+64 by 128 in one group, chunks of 256, mamba_ssm's kernels: vllm-project/vllm pull request 27299) and 7.2 on B200 (1.02
+ms forward of 8 sequences of 1,024 tokens, 48 heads of 128 by 128, flash-linear-attention's
 kernels: vllm-project/vllm pull request 43273)."""
 
 
 def _work(xp: Any, x: Shape) -> Work:
-    """Both gradients of every product in `bwd`; bytes as the pass has them."""
+    """Work of a recurrence: both gradients of every product in `bwd`, and the bytes of the pass."""
     return Work(
         2.0 * x["tokens"] * x["products_per_token"] * (1.0 + x["bwd"]),
         1.0 * x["tokens"] * x["bytes_per_token"],
@@ -48,7 +48,7 @@ class Recurrence(KernelOp):
 
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
-    """Products, traffic, and the lanes' work that goes with it."""
+    """Products, traffic, and the vector lanes' work for it."""
     flops, traffic = _work(xp, x)
     # the lanes' work goes with the bytes: what holds these kernels back is neither products nor memory
     at = [log2(xp, x[name]) for name in ("tokens", "products_per_token", "bytes_per_token")]

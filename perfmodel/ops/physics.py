@@ -17,7 +17,7 @@ class Machine(NamedTuple):
     bandwidth: Float[Any, "n"]
     """Memory bandwidth in bytes/s."""
     units: Float[Any, "n"]
-    """Multiprocessors."""
+    """Number of multiprocessors."""
     l2: Float[Any, "n"]
     """Last-level cache in bytes."""
     clock: Float[Any, "n"]
@@ -29,7 +29,7 @@ class Physics(NamedTuple):
 
     flops: Any
     quantised_flops: Any
-    """FLOPs that the device is busy for, once tiles are padded and waves are whole."""
+    """FLOPs with padded tiles and whole waves."""
     bytes: Any
     """Compulsory memory traffic."""
     features: list[Any]
@@ -43,13 +43,13 @@ class Physics(NamedTuple):
 
 
 _LANES: Final = 128.0
-"""Vector lanes of a multiprocessor that can be issued to in one cycle."""
+"""Vector lanes of a multiprocessor that can start an operation in one cycle."""
 _MANY_UNITS: Final = 8
-"""Multiprocessors from which a device is not one of few wide cores (TPU)."""
+"""Number of multiprocessors from which a device does not count as one with few wide cores (TPU)."""
 _CACHE_BYTES: Final = 38.0
 """Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it reached."""
 _CACHE_EDGE: Final = 2.0
-"""How sharply hits end where the working set outgrows the cache."""
+"""Sharpness of the fall in hits as the working set outgrows the cache."""
 _TILES: Final = (
     (64, 64, 0.70),
     (128, 64, 0.85),

@@ -30,7 +30,8 @@ TORCH_DTYPES: Final = {
 }
 FP8: Final = "float8_e4m3fn"
 MOST_RANDOM: Final = 1 << 22
-"""Distinct random elements of an array; a larger one repeats them, as drawing them takes longer than timing."""
+"""Most distinct random elements of an array; larger arrays repeat them, because drawing them would take longer than
+timing."""
 
 
 Tensor = Any
@@ -39,7 +40,7 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled function and what to call it with."""
+    """A compiled function and its arguments."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -95,7 +96,7 @@ def jax_pass(
 
 
 def torch_module() -> Any:
-    """torch, which is there only with the extra."""
+    """Import torch, which is installed only with the extra."""
     import torch  # pyright: ignore[reportMissingImports]
 
     return torch

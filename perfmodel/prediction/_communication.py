@@ -50,7 +50,7 @@ class StageEvents:
     """Events of one kind. A class of the kind holds the events of its stage and segment."""
 
     kind: Kind
-    """Kind of the classes."""
+    """Kind of pass or transfer that the classes belong to."""
     span: int
     """Micro-batches that the events are for."""
     index: Int[np.ndarray, "stages segments"]
@@ -220,7 +220,7 @@ class EventClasses:
     """Sparse matrix of the events between blocks that each class contains."""
 
     ops: tuple[Op, ...]
-    """Distinct events."""
+    """Distinct events of the classes."""
     times: EventTimes
     """Seconds of each of them."""
     class_index: Int[np.ndarray, " entries"]
@@ -228,7 +228,7 @@ class EventClasses:
     op_index: Int[np.ndarray, " entries"]
     """Event (place in `ops`) of every occurrence."""
     n_classes: int
-    """Classes of the program."""
+    """Number of classes of the program."""
 
     @cached_property
     def durations_s(self) -> Float[np.ndarray, " classes"]:
@@ -354,7 +354,7 @@ class Hops:
     block: Int[np.ndarray, "2 stages"]
     """Block whose output is sent: the last of the earlier stage."""
     tier: Int[np.ndarray, "2 stages"]
-    """See `Transfers`."""
+    """Network tier of each transfer, as `Transfers` numbers the tiers."""
     exists: Bool[np.ndarray, "2 stages"]
     """Whether a stage has a neighbour to send to."""
 

@@ -75,13 +75,13 @@ class LayoutBatch:
     lanes: tuple[int, ...]
     """Positions in the caller's list."""
     layouts: tuple[Layout, ...]
-    """A layout per lane."""
+    """Layouts that are priced together, one per lane."""
     composed: tuple[LayoutTerms, ...]
     """Terms of each lane."""
 
     @property
     def spec(self) -> ProgramSpec:
-        """The program."""
+        """Pipeline program that all these layouts run."""
         return self.program.spec
 
     @property

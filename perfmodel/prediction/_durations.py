@@ -23,7 +23,7 @@ class StepProgram(NamedTuple):
     """A program that makes up all or a part of one layout's step."""
 
     timed: TimedProgram
-    """The program with the durations of its classes."""
+    """The program together with the durations of its instructions."""
     shares: list[NodeKindShare]
     """Its parts by kind of nodes."""
 

@@ -128,7 +128,7 @@ class CriticalPath:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the path."""
+        """Length of the path in seconds."""
         return float(self.seconds.sum()) + self.other_s
 
     def events(self) -> tuple[CriticalEvent, ...]:
@@ -203,7 +203,7 @@ class EventShares:
     waiting_s: float
     """Seconds of `gap_s` in which ranks wait for the last of a group."""
     ops: tuple[Op, ...]
-    """The events."""
+    """Events of the step, in the order of the other fields."""
     critical_s: Float[np.ndarray, " ops"]
     """d step time / d log(event time): seconds of the step's critical path that the event takes."""
     executions: Float[np.ndarray, " ops"]

@@ -131,7 +131,7 @@ class Joint:
     covariance: Float[np.ndarray, "nodes layouts layouts"]
     """Covariance under each normal (`Scales`)."""
     weight: Float[np.ndarray, " nodes"]
-    """Weight of each normal."""
+    """Probability of each normal of the mixture."""
     noise: Float[np.ndarray, "nodes layouts"]
     """Variance of run-to-run noise, which the covariances include."""
 

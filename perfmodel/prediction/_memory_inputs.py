@@ -86,7 +86,7 @@ class BlockBytes:
     transient_full_bytes: Float[np.ndarray, "*layouts blocks"]
     """`transient_bytes` where the block is recomputed in full."""
     dummy_gradients: Float[np.ndarray, "*layouts"]
-    """See `dummy_gradient_bytes`."""
+    """Bytes of placeholder gradients (`dummy_gradient_bytes`)."""
 
     @classmethod
     def of(
@@ -178,7 +178,7 @@ class Sharding:
     """How model states are sharded over ranks; an axis of size one stands for all ranks."""
 
     zero: Int[np.ndarray, "*layouts 1"]
-    """See `Layout.zero`."""
+    """Stage of ZeRO, as in `Layout.zero`."""
     dense: Int[np.ndarray, "*layouts 1"]
     """Ranks over which states of parameters outside routed experts are sharded."""
     expert: Int[np.ndarray, "*layouts 1"]

@@ -38,7 +38,7 @@ class NodeKindShare:
     """The part of a program that runs on one kind of nodes."""
 
     problem: StepProblem
-    """The step on this kind."""
+    """The same training step on a cluster of this kind of nodes only."""
     batch: LayoutBatch
     """The layouts as this kind runs them."""
     events: list[EventClasses]
@@ -102,9 +102,9 @@ class PassRuns(NamedTuple):
     """Classes of one kind of pass, and how often each runs every phase of every block."""
 
     kind: Kind
-    """Kind of pass."""
+    """Kind of pass that the classes belong to."""
     classes: Int[np.ndarray, " classes"]
-    """Numbers of the classes."""
+    """Numbers of these classes among all classes of the program."""
     counts: Float[np.ndarray, "classes blocks phases"]
     """Number of times that each class runs through every phase."""
 
@@ -113,7 +113,7 @@ class VariantPasses(NamedTuple):
     """Passes that take the same time in each block."""
 
     times: BlockTimes
-    """Times of the blocks."""
+    """Times of the blocks in these passes."""
     paired: bool
     """Whether each pass overlaps with another one."""
     runs: list[PassRuns]

@@ -28,7 +28,7 @@ class Paths:
     sends: Float[np.ndarray, "paths 2 stages"]
     """Transfers from every stage, forwards and backwards."""
     variants: Int[np.ndarray, "variants 3"]
-    """See `Structure.variants`."""
+    """Variants of passes, as in `Structure.variants`."""
     transit: Float[np.ndarray, "paths variants stages 3"]
     """If steps overlap: passes on the way to a path's steady work and back, whose transfers are `sends`; otherwise
     zero."""
@@ -38,7 +38,7 @@ class Paths:
     paths."""
 
     def only(self, paths: Int[np.ndarray, " chosen"]) -> "Paths":
-        """The selected paths."""
+        """These paths without those that are not selected."""
         return replace(
             self,
             passes=self.passes[paths],

@@ -138,7 +138,7 @@ class Prediction:
     model: str
     """Name of the model."""
     framework: str = "generic"
-    """`name@year`."""
+    """Framework and its year, as `name@year`."""
     cluster: str
     """Name of the cluster."""
     devices: int

@@ -66,7 +66,7 @@ class StepProblem:
     framework: Framework = field(default_factory=Framework)
     """Software, with its host costs before `adjustment`."""
     site: Site = field(default_factory=Site)
-    """Constants of the site."""
+    """Fitted constants of the site, which correct predictions."""
     adjustment: Adjustment | None = None
     """Correction of the cost models by measured runs: the user's own, or those of the published record."""
     kinds: tuple["StepProblem", ...] = ()

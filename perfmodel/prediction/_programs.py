@@ -155,9 +155,9 @@ class TimedProgram(NamedTuple):
     """A program that makes up a step, alone or with others whose weighted makespans add up to it."""
 
     prepared: Prepared
-    """The program."""
+    """The program, prepared for pricing."""
     durations_s: Float[np.ndarray, "*lanes classes"]
-    """Durations of its classes."""
+    """Duration of each class of its instructions."""
     weight: float
     """Weight of its makespan in the step time."""
 
@@ -218,9 +218,9 @@ class Division(NamedTuple):
     kinds: tuple[tuple[bool, int], ...]
     """Whether each block is a layer, and how often it occurs (`ShardBlocks.kinds`)."""
     partition: PerStage
-    """See `Layout.partition`."""
+    """Layers of every pipeline stage, as in `Layout.partition`."""
     full_layers: PerStage
-    """See `Layout.recompute_full_layers`."""
+    """Layers of every stage that are recomputed in full, as in `Layout.recompute_full_layers`."""
     segments: tuple[tuple[int, ...], ...] | None = None
     """Layers of every segment of every stage; None: as even as can be."""
 
@@ -232,7 +232,7 @@ class PartitionedProgram:
     setting: Setting
     """Model, cluster, job and framework."""
     spec: ProgramSpec
-    """The program."""
+    """Pipeline program without durations."""
     division: Division
     """How the model is divided."""
     counts: Float[np.ndarray, "stages segments blocks"]

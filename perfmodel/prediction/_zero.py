@@ -53,11 +53,11 @@ class StateLayout(NamedTuple):
     """Placement of a layout's model states."""
 
     zero: int
-    """See `Layout.zero`."""
+    """Stage of ZeRO, as in `Layout.zero`."""
     replicate: int
-    """See `Layout.replicate`."""
+    """Number of groups that are replicas of each other, as in `Layout.replicate`."""
     offload_states: StateOffload
-    """See `Layout.offload_states`."""
+    """Whether states are kept on the host, as in `Layout.offload_states`."""
     reuse_params: float
     """A weight stays gathered from its use in recompute to its use in backward if at most this many parameters are used
     in between."""

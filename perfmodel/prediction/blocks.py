@@ -69,7 +69,7 @@ class ShardBlocks:
     layers: Bool[np.ndarray, " blocks"]
     """Whether each block is a layer; only layers can be recomputed."""
     kinds: tuple[tuple[bool, int], ...]
-    """(is a layer, repeats) in model order; these determine the division into stages."""
+    """For each block in model order, whether it is a layer and how often it occurs; this determines the stages."""
     expert_params: Float[np.ndarray, " blocks"]
     """Expert parameters per device of each block."""
     shared_params: Float[np.ndarray, " blocks"]
@@ -81,7 +81,7 @@ class ShardBlocks:
 
     @property
     def pairs(self) -> list[tuple[BlockOps, int]]:
-        """(block, repeats) in model order."""
+        """Each block with the number of its occurrences, in model order."""
         return list(zip(self.blocks, self.repeats, strict=True))
 
     def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:

@@ -31,7 +31,7 @@ class Compared:
     """A schedule's prediction, or why it cannot run."""
 
     schedule: str
-    """Name of the schedule."""
+    """Name of the pipeline schedule."""
     prediction: Prediction | None
     """Its prediction; None if it cannot run."""
     reason: str = ""

@@ -35,11 +35,11 @@ class BlockEvents(NamedTuple):
     layers: Bool[Any, " blocks"]
     """Blocks to which `tp_overlap` applies: all but embedding and head."""
     overlappable: Bool[Any, " ops"]
-    """See `ShardBlocks.overlappable`."""
+    """Collectives that can overlap with neighbouring kernels, as in `ShardBlocks.overlappable`."""
     beside_attention: Bool[Any, " ops"]
-    """See `ShardBlocks.beside_attention`."""
+    """Collectives that can overlap only with attention kernels."""
     follows: Bool[Any, " ops"]
-    """See `ShardBlocks.follows`."""
+    """Collectives that follow another one after only a few short kernels."""
     launches: Float[Any, "blocks phases"]
     """Events launched by themselves, in every phase of every block."""
     issued: Float[Any, "blocks phases"]
@@ -74,9 +74,9 @@ class PairedPhases(NamedTuple):
     collective_s: Float[Any, "blocks phases"]
     """Seconds by which collectives outlast the kernels of both passes together."""
     slowed_s: Float[Any, "blocks phases"]
-    """See `PhaseTimes.slowed_s`."""
+    """Slowdown of each phase's kernels by overlapping collectives, in seconds."""
     gap_s: Float[Any, "blocks phases"]
-    """See `PhaseTimes.gap_s`."""
+    """Idle time between kernels, as in `PhaseTimes.gap_s`."""
 
 
 @dataclass(frozen=True, eq=False)

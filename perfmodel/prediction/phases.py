@@ -46,7 +46,7 @@ class Variant(NamedTuple):
     span: int = 1
     """Micro-batches in one go."""
     slice: int = 0
-    """Slice of the sequence."""
+    """Which slice of the sequence the pass computes."""
     beside: int = 0
     """Overlap with another pass: none (0), `PAIRED` or `COMBINED`."""
 
@@ -162,9 +162,9 @@ class DistinctPasses(NamedTuple):
     """Classes of passes without duplicates: no two run through the same blocks equally often."""
 
     weights: dict[Variant, Float[np.ndarray, "passed_blocks distinct"]]
-    """See `PassClasses.weights`."""
+    """How often a pass runs each phase of every block, as in `PassClasses.weights`."""
     runs: dict[Variant, Float[np.ndarray, "3 distinct"]]
-    """See `PassClasses.runs`."""
+    """Whether a pass runs each direction of its blocks, as in `PassClasses.runs`."""
     full: Float[np.ndarray, "distinct blocks"] | None
     """See `PassClasses.full`; None where no block is recomputed in full against the mode."""
     place: Int[np.ndarray, " classes"]

@@ -119,10 +119,10 @@ def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
 
 
 class _Classes(NamedTuple):
-    """Numbers of the class codes that occur, `Kind.ZERO` first, and what they stand for."""
+    """Numbers of the class codes that occur, `Kind.ZERO` first, with their meaning."""
 
     number: Int[np.ndarray, " codes"]
-    """Number of every code up to the largest; that of a code which does not occur means nothing."""
+    """Number of every code up to the largest; undefined for codes that do not occur."""
     kind: Int[np.ndarray, " classes"]
     variant: Int[np.ndarray, " classes"]
     stage: Int[np.ndarray, " classes"]
@@ -147,7 +147,7 @@ def _classes(builder: StructureBuilder, *codes: Ids) -> _Classes:
 
 
 def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
-    """Drop edges between ops of one stream, whose order says as much already."""
+    """Drop edges between ops of one stream that its order already implies."""
     # An edge with a lag still says more than the order does.
     stream = builder.columns().stream
     destination_stream = stream[edges.destination]
@@ -211,7 +211,7 @@ def binary_joins(
 
 
 def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
-    """Place of every edge among those of its destination."""
+    """Index of every edge among the edges of its destination."""
     seen = np.zeros(n_ops, np.int64)
     places = []
     for edges in added:

@@ -1,4 +1,4 @@
-"""Adds to a program what lies beside its passes: transfers between stages, weight gathers, gradient reductions, host
+"""Adds to a program the events outside its passes: transfers between stages, weight gathers, gradient reductions, host
 copies, and updates of weights."""
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
     source: Ids
     """Op that each receiver waits for."""
     lag: Ids | int
-    """Code of the class whose duration passes after that op's end, 0 for none."""
+    """Code of the class of the delay after that op's end; 0 for none."""
 
 
 def add_transfers(
@@ -248,7 +248,7 @@ def _idle_later(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
 
 
 def _meetings(stage: Ids, segment: Ids, replicas: int) -> Int[np.ndarray, "meetings replicas"] | None:
-    """Reductions that are one collective over all replicas of a stage, by their places; None without replicas."""
+    """Reductions that are one collective over all replicas of a stage, by index; None without replicas."""
     if replicas == 1:
         return None
     return np.lexsort((segment, stage)).reshape(-1, replicas)
@@ -348,7 +348,7 @@ def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_d
 def _add_gathers(
     builder: StructureBuilder, spec: ProgramSpec, passes: Passes, optimizers: np.ndarray, order: ProgramOrder
 ) -> None:
-    """Sharded weights are gathered before each step of the stream, in the order in which its passes need them.
+    """Add gathers of sharded weights before each step of the stream, in the order in which its passes need them.
 
     The device goes on once it has all of them, or overlapped each first forward waits for its own: the same gathers one
     after another, so that overlap only takes waits away.
@@ -379,7 +379,7 @@ def _add_gathers(
 
 
 _AWAITED = [Stream.COMPUTE, Stream.DATA_COMM]
-"""Streams whose work the end of the step waits for; what SEND carries, a receiver waits for."""
+"""Streams whose work the end of the step waits for; transfers on SEND are awaited by their receivers."""
 
 
 def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
@@ -432,7 +432,8 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
 
 
 def _add_final_gathers(builder: StructureBuilder, schedule: Schedule) -> None:
-    """Gathers of updated weights, chunk by chunk; the first waits for the optimizer, the others for their stream."""
+    """Add gathers of updated weights, chunk by chunk; the first waits for the optimizer, the others for their
+    stream."""
     updated = builder.last_on_streams()[:, Stream.COMPUTE]
     for chunk in range(schedule.chunks):
         gathers = builder.add(

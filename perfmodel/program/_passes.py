@@ -26,7 +26,7 @@ class Variants:
 
     table: Int[np.ndarray, "variants 3"]
     of_pass: Int[np.ndarray, " instructions"]
-    """Variant of each instruction."""
+    """Which variant each instruction is."""
     of_transfer: Int[np.ndarray, " instructions"]
     """Variant of each instruction's transfer, which depends only on the number of micro-batches."""
 
@@ -94,7 +94,7 @@ class Passes:
     instruction: Int[np.ndarray, " ops"]
     """Instruction that each op is a part of."""
     part: Int[np.ndarray, " ops"]
-    """Place among the instruction's parts."""
+    """Index among the instruction's parts."""
     segment: Int[np.ndarray, " ops"]
     """Layer group that each op computes, `WHOLE` for the whole stage."""
     first: Int[np.ndarray, " instructions"]
@@ -173,13 +173,13 @@ def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"])
 
 
 def _chunk_of_step(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
-    """A number for every chunk of every device between two updates of its weights."""
+    """A number that identifies every chunk of every device between two updates of its weights."""
     device_of_step = schedule.all_updates_before * schedule.devices + schedule.device
     return device_of_step * schedule.chunks + schedule.chunk
 
 
 def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
-    """Return the instructions that become one op per segment, because their communication goes by segment."""
+    """Return the instructions that become one op per segment, because their communication is by segment."""
     n = schedule.n_instructions
     if spec.segments == 1:
         return np.zeros(n, bool)

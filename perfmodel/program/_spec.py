@@ -37,14 +37,14 @@ class ProgramSpec:
     """Pipeline stages, one device each (not counted by chunk)."""
     micro_batches: int
     chunks: int = 1
-    """Model chunks (virtual stages) per device; 1 leaves it to the schedule."""
+    """Model chunks (virtual stages) per device; 1 means the schedule's default."""
     steps: int = 1
-    """Steps one after another in one structure, without a flush between them: each device updates its weights and goes
-    on. Asynchronous schedules always run like this."""
+    """Steps one after another in one structure, without a flush between them: each device updates its weights and
+    continues. Asynchronous schedules always run like this."""
     offload: bool = False
-    """Activations wait for their backward in host memory."""
+    """Whether activations are kept in host memory until their backward."""
     forward_only: bool = False
-    """Inference: the schedule's forward passes alone, without reductions or optimizer."""
+    """Whether the program is inference: only the schedule's forward passes, without reductions or optimizer."""
     sends: Sends = "lag"
     """Transfers between stages: `lag` delays the receiver only (links do not queue), `op` occupies the
     sender's SEND stream, `blocking` the sender's COMPUTE stream."""
@@ -67,19 +67,19 @@ class ProgramSpec:
     segment: everywhere under `layer`, otherwise in the first forward (`step_overlap`) and last
     backward (`overlap`) of each chunk."""
     combines_passes: bool = False
-    """Each backward of a device takes turns with the forward behind it, of another micro-batch, beside whose kernels
-    experts are exchanged (Megatron-Core core/pipeline_parallel/combined_1f1b.py); schedules that pair passes themselves
-    do so with these alone."""
+    """Whether each backward of a device is combined with the next forward, of another micro-batch, whose kernels hide
+    the exchanges of experts (Megatron-Core core/pipeline_parallel/combined_1f1b.py); schedules that pair passes
+    themselves combine only those pairs."""
     tied_embedding: bool = False
-    """Gradients of tied embeddings are all-reduced between first and last stage."""
+    """Whether gradients of tied embeddings are all-reduced between first and last stage."""
     optimizer: bool = True
-    """The step ends with an update of the weights."""
+    """Whether the step ends with an update of the weights."""
     grad_norm_barrier: bool = True
-    """The global gradient norm makes every device's optimizer wait for all devices."""
+    """Whether every device's optimizer waits for all devices, because of the global gradient norm."""
     digest: str | None = field(default="", init=False)
-    """`Scheduler.digest`: tells apart specs whose schedules share a name."""
+    """`Scheduler.digest`: distinguishes specs whose schedules share a name."""
     scheduler: Scheduler = field(init=False, repr=False, compare=False)
-    """The schedule by its name, as it was when the spec was made."""
+    """The scheduler of this name at the time when the spec was made."""
 
     def __post_init__(self) -> None:
         for name in ("stages", "micro_batches", "chunks", "steps", "segments", "prefetch"):
@@ -105,7 +105,7 @@ class ProgramSpec:
             self._check_forward_only()
 
     def _check_forward_only(self) -> None:
-        """Raise `LayoutError` for communication that inference has no use for."""
+        """Raise `LayoutError` for communication that inference does not need."""
         if self.grad_reduce != "none":
             raise LayoutError(
                 f"program: a forward-only program has no gradients; set grad_reduce='none', not {self.grad_reduce!r}"

@@ -61,10 +61,9 @@ class Stream(IntEnum):
 
 N_STREAMS = len(Stream)
 PAIRED: Final = 1
-"""Variant of a pass that the schedule runs beside another, behind whose kernels all of its collectives hide."""
+"""Variant of a pass that the schedule overlaps with another one, whose kernels hide all of its collectives."""
 COMBINED: Final = 2
-"""Variant of a pass that takes turns with one of another micro-batch; its expert exchanges hide behind the other's
-kernels."""
+"""Variant of a pass that is combined with one of another micro-batch, whose kernels hide its expert exchanges."""
 PLAIN = np.array([[1, 0, 0]], np.int32)
 """The one variant of most structures: single micro-batches of whole sequences, not overlapped."""
 
@@ -88,13 +87,13 @@ class Structure:
     stream: Int[np.ndarray, " ops"]
     """device * N_STREAMS + Stream, -1 for joins that belong to no device."""
     micro_batch: Int[np.ndarray, " ops"]
-    """Micro-batch of the op, -1 where it has none."""
+    """Micro-batch of the op; -1 if it has none."""
     class_kind: Int[np.ndarray, " classes"]
     """`Kind` of each class; class 0 is `Kind.ZERO`."""
     class_stage: Int[np.ndarray, " classes"]
     """Global stage (chunk * devices + device for interleaved) that the class belongs to."""
     class_segment: Int[np.ndarray, " classes"]
-    """Layer group inside the stage (0 where a stage is one op)."""
+    """Layer group inside the stage (0 if a stage is one op)."""
     alloc: Int[np.ndarray, " ops"]
     """Memory class whose bytes the op allocates at its start: global stage + 1, or 0 for none. Bytes are per
     micro-batch; an op of several allocates (and frees) a multiple."""
@@ -105,8 +104,8 @@ class Structure:
     class_variant: Int[np.ndarray, " classes"] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Row of `variants` of each class (left out: 0 for all)."""
     variants: Int[np.ndarray, "variants 3"] = field(default_factory=lambda: PLAIN.copy())
-    """Variants of a stage's passes: micro-batches computed in one go, slice of the sequence, and whether the pass runs
-    alone (0) or beside another (`PAIRED`, `COMBINED`)."""
+    """Variants of a stage's passes: micro-batches computed at once, slice of the sequence, and whether the pass runs
+    alone (0) or overlaps with another (`PAIRED`, `COMBINED`)."""
 
     def __post_init__(self) -> None:
         if not len(self.class_variant):
@@ -147,7 +146,7 @@ class Structure:
 
     @property
     def spans(self) -> list[int]:
-        """How many micro-batches a pass may compute in one go, in any variant."""
+        """Numbers of micro-batches that a pass may compute at once, over all variants."""
         return np.unique(self.variants[:, 0]).tolist()
 
     @property
@@ -184,7 +183,7 @@ class OpColumns(NamedTuple):
     alloc: Ids
     free: Ids
     key: Ids
-    """Place in program order, any integers; only of use until `StructureBuilder.sort`."""
+    """Sort key for the program order, any integers; only used until `StructureBuilder.sort`."""
 
 
 class Edges(NamedTuple):
@@ -275,7 +274,7 @@ class StructureBuilder:
         self.edges = [Edges(place[edges.source], place[edges.destination], edges.lag_code) for edges in self.edges]
 
     def last_on_streams(self) -> Int[np.ndarray, "devices streams"]:
-        """Id of the last op so far on every stream of every device, -1 where there is none."""
+        """Id of the last op so far on every stream of every device; -1 if there is none."""
         # Of repeated indices NumPy keeps the last one assigned; `NO_STREAM` lands in the extra entry.
         stream = self.columns().stream
         last = np.full(self.devices * N_STREAMS + 1, -1)
@@ -296,7 +295,7 @@ class Around(IntEnum):
 
 @dataclass(frozen=True)
 class ProgramOrder:
-    """Keys for `StructureBuilder.sort`: where ops stand relative to the schedule's instructions.
+    """Keys for `StructureBuilder.sort`: positions of ops relative to the schedule's instructions.
 
     An op's key is its instruction's slot, then its place around the instruction's parts, then its device.
     Slots grow along data dependencies, so keys do too.
@@ -313,6 +312,7 @@ class ProgramOrder:
         return self.place_key(slot, device, self.lead_in + len(Around) * part + around)
 
     def place_key(self, slot: Ids, device: Ids, place: Column) -> Ids:
-        """Key of an op at one of an instruction's places: the `lead_in` ones before it, then those around its parts."""
+        """Key of an op at one of an instruction's places: first the `lead_in` places before it, then those around its
+        parts."""
         width = self.lead_in + len(Around) * self.segments
         return (slot.astype("int64") * width + place) * self.devices + device

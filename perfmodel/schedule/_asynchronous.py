@@ -90,13 +90,13 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
 
 
 def _one_by_one(name: str, devices: int, micro_batches: int, per_update: int) -> Schedule:
-    """1F1B without flushes, with an update after so many backwards."""
+    """1F1B without flushes, with an update after a number of backwards."""
     stream = _updating_every(per_update, one_forward_one_backward(devices, micro_batches))
     return replace(stream, name=name)
 
 
 def _updating_every(backwards: int, schedule: Schedule) -> Schedule:
-    """The schedule with weights updated after so many backwards of each device."""
+    """The schedule with weights updated after a number of backwards of each device."""
     ends = schedule.ends_backward
     return replace(schedule, updates=ends & (schedule.running_total(ends) % backwards == 0))
 
@@ -206,7 +206,8 @@ def _used_versions(schedule: Schedule, policy: WeightPolicy) -> Int[np.ndarray, 
 
 
 def _most_stored(schedule: Schedule, used: Int[np.ndarray, " instructions"]) -> Int[np.ndarray, " devices"]:
-    """Most versions kept at once: from the update that makes one until its last use, or until the next is made."""
+    """Most versions kept at once; each lives from the update that makes it until its last use, or until the next is
+    made."""
     most = np.ones(schedule.devices, np.int64)
     for device in range(schedule.devices):
         on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])

@@ -94,7 +94,7 @@ def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("chimera-halving", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
 def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Forward doubling at half micro-batches: the same order, where a micro-batch is half of what a forward takes.
+    """Forward doubling at half micro-batches: the same order, but a micro-batch is half of a forward's input.
 
     Backwards run on halves, and activations are not doubled. `micro_batches` counts the halves, so that a step of as
     many sequences has twice the micro-batches of half the size of any other schedule.
@@ -157,7 +157,8 @@ def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("dualpipe-v", stage_map=v_stages, chunks=2, plain=False)
 def dualpipe_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """DualPipe cut in half: one direction over a V of 2 p stages; fewer than 2 p micro-batches are struck out."""
+    """DualPipe cut in half: one direction over a V of 2 p stages; with fewer than 2 p micro-batches, the missing ones
+    are removed from the order."""
     orders = []
     for device in range(devices):
         full_order = _v_order(devices, max(micro_batches, 2 * devices), device)
@@ -166,7 +167,7 @@ def dualpipe_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def _struck_out(order: list[Work], micro_batches: int) -> list[Work]:
-    """The order without micro-batches that are not there; what was paired with one of them runs alone."""
+    """The order without missing micro-batches; passes paired with one of them run alone."""
     possible = []
     for work, after in zip(order, [*order[1:], None], strict=True):
         if work.micro_batch < micro_batches:
@@ -246,6 +247,7 @@ def _v_order(devices: int, micro_batches: int, device: int) -> list[Work]:
 
 
 def _last_backwards(pairs: int) -> Iterator[tuple[int, bool]]:
-    """Chunks of the last backwards in turn; the second half is split, to leave weight gradients for later."""
+    """Chunks of the last backwards in turn; those of the second half are split, so that their weight gradients run
+    later."""
     for i in range(2 * pairs):
         yield (i + 1) % 2, i >= pairs

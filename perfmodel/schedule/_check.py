@@ -62,7 +62,7 @@ def require_valid(schedule: Schedule) -> None:
 
 
 def _work(schedule: Schedule) -> list[Problem]:
-    """Work that no instruction does, and instructions whose work another one does already."""
+    """Problems of work that no instruction does, and of instructions that repeat another one's work."""
     # How often each piece of work is done, by phase, stage and micro-batch.
     m, n_stages = schedule.micro_batches, schedule.n_stages
     index, batch = schedule.covers
@@ -96,7 +96,7 @@ def _work(schedule: Schedule) -> list[Problem]:
 def _pairs(
     need: Int[np.ndarray, " instructions"], wrong: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> Iterator[tuple[int, int]]:
-    """Instructions and what they need, where `wrong` says so of the two index arrays."""
+    """Problems of pairs of an instruction and its dependency for which `wrong` holds."""
     here = np.flatnonzero(need != NEVER)
     bad = wrong(here, need[here])
     return zip(here[bad].tolist(), need[here[bad]].tolist(), strict=True)

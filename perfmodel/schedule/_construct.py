@@ -204,7 +204,7 @@ def arrange(
 def _queues(
     pool: Schedule, queue: Int[np.ndarray, " instructions"], queues: int
 ) -> tuple[Int[np.ndarray, "devices queues places"], Int[np.ndarray, "devices queues"]]:
-    """Instructions of every queue of every device in order, and how many there are."""
+    """Instructions of every queue of every device in order, with their number."""
     queue_of_all = pool.device * queues + queue
     length = np.bincount(queue_of_all, minlength=pool.devices * queues)
 
@@ -317,7 +317,7 @@ def _schedule(
     slot: Int[np.ndarray, " instructions"] | None = None,
     slices: int = 1,
 ) -> Schedule:
-    """A schedule of these columns, with defaults for those that most schedules do without."""
+    """A schedule from columns, with defaults for those that most schedules do not need."""
     n = len(phase)
     return Schedule(
         name=name,

@@ -21,7 +21,7 @@ from perfmodel.schedule.memory import peak_live
 
 _FORWARD, _INPUT, _WEIGHT = Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT
 _NEIGHBOURS_UP_TO = 400
-"""Instructions up to which exchanging neighbours is worth its time."""
+"""Most instructions for which exchanging neighbours is tried."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *,
 
 
 def _cost(schedule: Schedule, times: PassTimes, staggered: bool) -> float:
-    """Seconds that the search makes short: of the step, or of the slowest device where steps are staggered."""
+    """Seconds that the search minimises: of the step, or of the slowest device if steps are staggered."""
     start, end = starts_and_ends(schedule, times)
     if not staggered:
         return float(end.max())
@@ -144,7 +144,7 @@ def _run(order: list[tuple[Phase, int, int]], phase: Phase, following: list[int]
 
 
 def _gap(arrived_b: list[float], b: int, arrived_f: list[float], f: int, now: float) -> float:
-    """Seconds until the next pass is known to arrive; without end if none is on its way."""
+    """Seconds until the next pass arrives; infinite if none is on its way."""
     next_arrivals = [*arrived_b[b : b + 1], *arrived_f[f : f + 1]]
     coming = [arrival for arrival in next_arrivals if arrival > now]
     return min(coming, default=now + float("inf")) - now
@@ -171,7 +171,7 @@ def _exchanged(schedule: Schedule, times: PassTimes, limit: int, staggered: bool
 
 
 def _with_exchanged(schedule: Schedule, i: int) -> Schedule:
-    """The schedule with instructions i and i + 1, of one device, in the other order."""
+    """The schedule with instructions i and i + 1 of one device swapped."""
     index = np.arange(schedule.n_instructions)
     index[[i, i + 1]] = index[[i + 1, i]]
     passes = [(Phase(schedule.phase[j]), 0, int(schedule.micro_batch[j])) for j in index]

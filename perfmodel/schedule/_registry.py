@@ -16,7 +16,7 @@ from perfmodel.schedule._text import read_schedule, schedule_text
 from perfmodel.spec.notation import schedule_name
 
 MOST_PASSES: Final = 2**23
-"""Micro-batches times chunks of all devices, beyond which a schedule's order takes gigabytes."""
+"""Largest product of micro-batches and chunks of all devices; beyond it a schedule's order would take gigabytes."""
 WeightPolicy = Literal["flush", "stashing", "vertical_sync", "double_buffering", "latest"]
 """How weight versions are chosen.
 
@@ -29,15 +29,15 @@ WeightPolicy = Literal["flush", "stashing", "vertical_sync", "double_buffering",
   horizontal stashing, section 4.1).
 """
 Demands = Callable[[int, int, int], None]
-"""(devices, micro_batches, chunks); raises `LayoutError`."""
+"""Function (devices, micro_batches, chunks) that raises `LayoutError` for impossible numbers."""
 StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
-"""(devices, chunks) -> global stage of each device's chunks."""
+"""Function (devices, chunks) that returns the global stage of each device's chunks."""
 
 ENDS: Final = 2
 """Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
 Builder = Callable[..., Schedule]
-"""(devices, micro_batches, chunks) -> Schedule; where its name takes a number (`chimera:4`), that is a further
-argument, and an asynchronous one gets the micro-batches of one step."""
+"""Function (devices, micro_batches, chunks) that returns a schedule; a number in its name (`chimera:4`) is a further
+argument, and asynchronous schedules get the micro-batches of one step."""
 
 
 def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
@@ -83,24 +83,26 @@ class Scheduler:
     """Meaning of a number after the name (`name:number`); `pipelines` gives chunks per device. Empty if the schedule
     takes none."""
     arguments: tuple[int, ...] = ()
-    """The number after the name; empty where none was written."""
+    """The number after the name; empty without one."""
     plain: bool = True
-    """Every pass computes one whole micro-batch on its own: no several at once, no slices, no pairs."""
+    """Whether every pass computes one whole micro-batch alone, without slices or pairs."""
     weights: WeightPolicy = "flush"
-    """How weight versions are chosen; anything but `flush` updates them while other micro-batches are on
-    their way, and no step ends with a flush."""
+    """How weight versions are chosen; every policy except `flush` updates them while other micro-batches are in flight,
+    without a flush at the end of a step."""
     demands: Demands | None = None
-    """Raises `LayoutError` for devices, micro-batches or chunks that the schedule cannot do."""
+    """Function that raises `LayoutError` for numbers of devices, micro-batches or chunks that the schedule does not
+    support."""
     digest: str | None = ""
     """Distinguishes structures of schedules with the same name: empty for those of this package, a hash for a file;
-    None if nothing does, and structures must not outlive the process."""
+    None if they cannot be distinguished and must not be cached beyond the process."""
     looped: bool = False
-    """Made for several chunks per device, of which it takes any number."""
+    """Whether it is made for several chunks per device, in any number."""
     staggered: bool = False
-    """A device starts its next step without waiting for the others to end theirs (the zero-bubble
+    """Whether a device starts its next step without waiting for the others to end theirs (the zero-bubble
     schedules' post-validated optimizer step)."""
     period: Callable[[int, int], int] | None = None
-    """(devices, micro-batches of a step) -> steps after which the order of a stream repeats; None: 1."""
+    """Function (devices, micro-batches of a step) that returns the number of steps after which the order repeats; None:
+    1."""
 
     @property
     def slices(self) -> int:

@@ -92,14 +92,14 @@ class Schedule:
     micro_batch: Int[np.ndarray, " instructions"]
     """The first micro-batch of the instruction."""
     span: Int[np.ndarray, " instructions"]
-    """How many micro-batches from there on the instruction computes in one go."""
+    """Number of micro-batches, from that one on, that the instruction computes at once."""
     paired: Bool[np.ndarray, " instructions"]
-    """The instruction and the next one of its device run together, overlapped (DualPipe)."""
+    """Whether the instruction and the next one of its device run together, overlapped (DualPipe)."""
     updates: Bool[np.ndarray, " instructions"]
-    """The device's weights are updated right after the instruction (none: once, at the end of the step)."""
+    """Whether the device's weights are updated right after the instruction (if none: once, at the end of the step)."""
     slot: Int[np.ndarray, " instructions"]
-    """A start in unit time: grows along each device's order and along data dependencies; `NEVER` where
-    the instruction is stuck in a deadlock."""
+    """A start in unit time: grows along each device's order and along data dependencies; `NEVER` if the instruction is
+    stuck in a deadlock."""
     slices: int = 1
     """Slices per sequence: micro-batch i is slice i % slices of sequence i // slices."""
     length: Int[np.ndarray, " instructions"] | None = None
@@ -147,7 +147,7 @@ class Schedule:
 
     @cached_property
     def device(self) -> Int[np.ndarray, " instructions"]:
-        """Device of each instruction."""
+        """Device that runs each instruction."""
         return np.repeat(np.arange(self.devices, dtype=np.int32), np.diff(self.offsets))
 
     @cached_property
@@ -186,7 +186,7 @@ class Schedule:
 
     @cached_property
     def instruction_stage(self) -> Int[np.ndarray, " instructions"]:
-        """Global stage of each instruction."""
+        """Stage of each instruction, counted over the whole pipeline."""
         return self.stage[self.device, self.chunk]
 
     @property

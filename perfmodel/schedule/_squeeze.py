@@ -21,11 +21,11 @@ Slots = Int[np.ndarray, "devices chunks micro_batches"]
 DeviceSlots = Int[np.ndarray, "chunks micro_batches"]
 """Slots of one device's passes of one kind."""
 _FIRST, _BACK = 0, 1
-"""Chunks of a V: the way to the last device, and the way back."""
+"""Chunks of a V: towards the last device, and back."""
 
 
 def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
-    """The schedule that a repeated block of a V of two chunks per device becomes, weight gradients added.
+    """The schedule made from a repeated block of a V with two chunks per device, with weight gradients added.
 
     Passes keep the order of their device's queue of each kind. Two rounds: in the first weight gradients have
     slots of their own and move along; in the second the input gradients of the cool-down go before them.
@@ -51,7 +51,7 @@ def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
 
 
 def _in_order(name: str, forward: Slots, backward: Slots, weight: Slots) -> Schedule:
-    """The passes in the order of their slots, each as early as that allows."""
+    """Start the passes in the order of their slots, each as early as possible."""
     keys = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: backward, Phase.BACKWARD_WEIGHT: weight}
     schedule = from_keys(name, v_stages(len(forward), 2), keys)
     return replace(schedule, slot=earliest_slots(schedule))
@@ -67,14 +67,16 @@ def _slots_of(schedule: Schedule, phase: Phase) -> Slots:
 
 
 def _free(forward: Slots, backward: Slots) -> Int[np.ndarray, " slots"]:
-    """Slots in which a device runs no forward and no input gradient, with room for all weight gradients at the end."""
+    """Slots without a forward pass or input gradient on a device, including enough slots for all weight gradients at
+    the end."""
     idle = np.ones(int(max(forward.max(), backward.max())) + 2 + backward.size, bool)
     idle[forward.ravel()] = idle[backward.ravel()] = False
     return np.flatnonzero(idle)
 
 
 def _weights(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
-    """Weight gradients of a device: each in the first free slot after its input gradient and the one before it."""
+    """Slots of a device's weight gradients: the first free slot after the input gradient and the previous weight
+    gradient."""
     # Number the free slots. The k-th weight gradient takes number max(first after its input gradient, number
     # of the one before + 1); less k, that recurrence is a running maximum.
     free = _free(forward, backward)
@@ -92,7 +94,7 @@ def _in_order_of_inputs(backward: DeviceSlots, weight: Int[np.ndarray, " passes"
 
 
 def _back_first(forward: DeviceSlots, backward: DeviceSlots) -> DeviceSlots:
-    """Weight gradients of a device in the slots of `_weights`, those of the way back first."""
+    """Weight gradients of a device in the slots of `_weights`, those of the back chunk first."""
     assigned, inputs = np.empty_like(backward), np.sort(backward, axis=1)
     n_assigned = [0, 0]
     for slot in np.sort(_weights(forward, backward), axis=None).tolist():
@@ -124,7 +126,7 @@ class _Device:
     idle: Bool[np.ndarray, " slots"]
     """Whether the device runs nothing in a slot."""
     alive: Int[np.ndarray, " slots"]
-    """Micro-batches held; of no use where weight gradients have no slots."""
+    """Micro-batches held; only used if weight gradients have slots."""
 
     def first_idle(self, after: int, before: int) -> int:
         """Return the first idle slot from `after` up to `before`; `before` itself counts as idle."""
@@ -219,7 +221,7 @@ def _earlier(
 def _device(
     forward: DeviceSlots, backward: DeviceSlots, weight: Int[np.ndarray, " passes"], with_weights: bool
 ) -> _Device:
-    """A device whose slots are taken by its passes, by weight gradients only if they have slots of their own."""
+    """A device with the slots of its passes, including weight gradients if they have separate slots."""
     alive = _alive(forward, backward)
     idle = np.ones(max(len(alive), int(weight.max()) + 1), bool)
     idle[forward.ravel()] = False
@@ -230,7 +232,7 @@ def _device(
 
 
 def _inputs_done(slot: dict[_Queue, np.ndarray], d: int, queue: _Queue, i: int, p: int) -> int:
-    """First slot after everything that a pass needs, and after the pass of its kind before it."""
+    """First slot after all dependencies of a pass and after the previous pass of its kind."""
     # Passes of a queue keep their order.
     needs = [-1] if i == 0 else [int(slot[queue][d, i - 1])]
     if queue is _Queue.WEIGHT:

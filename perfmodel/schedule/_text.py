@@ -23,7 +23,7 @@ from perfmodel.schedule._construct import Work, from_orders
 from perfmodel.schedule._schedule import Phase, Schedule
 
 _PASS = re.compile(r"(BI|BW|F|B)(\d+)(?:-(\d+))?(?:\.(\d+))?(!?)")
-"""Phase, first and last micro-batch, chunk, update."""
+"""Pattern of a pass: phase, first and last micro-batch, chunk, update."""
 _PHASES = {phase.symbol: phase for phase in Phase}
 
 

@@ -43,12 +43,12 @@ class Block(NamedTuple):
 
     forward: Int[np.ndarray, "devices 2"]
     backward: Int[np.ndarray, "devices 2"]
-    """Input gradients."""
+    """Slots of the passes that compute gradients of the inputs."""
 
 
 @register("v-min", stage_map=v_stages, chunks=2)
 def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Every leg moves on at once: about a third of 1F1B's activation memory, the largest bubble."""
+    """Every leg continues without delay: about a third of 1F1B's activation memory, the largest bubble."""
     # Where p is a multiple of 3, turning round at once would let micro-batches collide (`repeats`).
     turns = Turns(1, 1 if devices % 3 else 3, 1)
     return _squeezed("v-min", _slots(devices, Steps(1, 1, 1, 1), turns), micro_batches)
@@ -56,7 +56,7 @@ def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 @register("v-half", stage_map=v_stages, chunks=2)
 def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Legs down wait a slot, legs up move on at once: about half of 1F1B's activation memory."""
+    """Legs down wait a slot, legs up continue without delay: about half of 1F1B's activation memory."""
     # Likewise where p is even.
     turns = Turns(1, 1 if devices % 2 else 4, 2)
     return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)

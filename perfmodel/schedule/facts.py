@@ -156,7 +156,8 @@ class ScheduleFacts:
     makespan_s: float
     """Time of one step alone, from its first pass to its last, warm-up and cool-down included."""
     steady_interval_s: float
-    """How much later each next step ends: the makespan where every step ends with a flush, less where steps overlap."""
+    """Time between the ends of successive steps: the makespan if every step ends with a flush, less if steps
+    overlap."""
     bubble_fraction: float
     """Idle share of the steady interval, averaged over devices, if transfers took no time."""
     makespan_bubble_fraction: float
@@ -244,7 +245,7 @@ def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *
 
 
 _MOST_STEPS: Final = 4096
-"""Steps of a stream that are laid out at most."""
+"""Most steps of a stream that are laid out."""
 _EXACT_UP_TO: Final = 2.0**53
 """Largest whole number up to which floating-point sums are exact."""
 

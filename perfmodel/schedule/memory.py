@@ -137,7 +137,7 @@ def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> 
 
 
 def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
-    """Largest running total per device of `size`, taken by forwards and given back by backwards."""
+    """Largest running total of `size` per device, which forwards allocate and backwards free."""
     # In inference a forward's activations are gone when it ends.
     if schedule.forward_only:
         alive = np.where(schedule.phase == Phase.FORWARD, size, 0)

@@ -111,7 +111,7 @@ def _sglang(serving: Serving) -> Sequence[str]:
 
 
 def _tensorrt_llm(serving: Serving) -> Sequence[str]:
-    """Types of weights are those of the checkpoint."""
+    """Arguments of TensorRT-LLM, which takes the types of weights from the checkpoint."""
     layout, requests = serving.layout, serving.requests
     flags = [
         f"--tp_size {layout.tp}",

@@ -27,15 +27,15 @@ WEIGHT_BYTES: Final = {name: float(DTYPE_BYTES[name]) for name in ("fp32", "bf16
 (AWQ, arXiv 2306.00978)."""
 CACHE_DTYPES: Final = ("fp32", "bf16", "fp16", "fp8", "int8")
 PAGE_TOKENS: Final = 16
-"""Tokens of a block of the paged cache, of which a sequence takes whole ones (vLLM, arXiv 2309.06180, section 4.1;
+"""Tokens of a block of the paged cache; a sequence occupies whole blocks (vLLM, arXiv 2309.06180, section 4.1;
 `block_size`)."""
 PREFILL_TOKENS: Final = 8192
-"""Tokens of prompts that a step reads together at most (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
+"""Most tokens of prompts that a step reads together (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
 `max_num_tokens` by default): several short prompts, or a part of a longer one."""
 NEEDED: Final = "serve: give a cluster, prompt_tokens and output_tokens, or a job file that states them"
 """Message for a missing cluster, prompt or output length."""
 MEMORY_SHARE: Final = 0.9
-"""Share of a device's memory that a server takes (vLLM's `gpu_memory_utilization`)."""
+"""Share of a device's memory that a server uses (vLLM's `gpu_memory_utilization`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

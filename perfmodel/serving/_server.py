@@ -65,7 +65,7 @@ class Cost:
 
     @property
     def slowest(self) -> "Cost":
-        """Cost of the slowest stage."""
+        """Cost of the stage that takes longest."""
         at = int(np.argmax(self.parts_s.sum(axis=1)))
         return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
 
@@ -155,7 +155,7 @@ class Server:
         return Cost(parts_s, uncertain_s, shaky_s)
 
     def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
-        """Times of events, products of layers with weights as they are stored, attention with the cache as it is."""
+        """Times of events, with the storage types of weights and cache."""
         requests = self.requests
         # Decoding is bound by reading weights and cache, so their stored width decides, whatever type computes.
         cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
@@ -170,7 +170,7 @@ class Server:
         return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
 
     def _sends(self, rows: int) -> Cost:
-        """Cost of sending the hidden state of `rows` tokens to the next stage, a part by every rank of a stage."""
+        """Cost of sending the hidden state of `rows` tokens to the next stage, one part from every rank of a stage."""
         layout = self.layout
         # Hidden states travel in 16 bits; each tensor rank sends its part to its counterpart in the next stage.
         n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
@@ -213,7 +213,7 @@ class Server:
         return step.slowest * (parts * (self.sequences - 1) / together)
 
     def _prompt_step(self, together: int) -> tuple[Cost, int]:
-        """A step that reads so many prompts, and in how many such steps they are read."""
+        """A step that reads a part of the prompts, and the number of such steps."""
         tokens = self.requests.prompt_tokens
         # Long prompts are read in parts of equal size (chunked prefill), short ones several at once.
         parts = -(-tokens // PREFILL_TOKENS)
@@ -245,8 +245,8 @@ def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarr
 
 
 def _is_fused(op: Op) -> bool:
-    """Residual additions are part of the next norm's kernel (vLLM's `fused_add_rms_norm`, TensorRT-LLM's
-    `rmsnormQuantization`), and nothing is dropped."""
+    """Whether an op is part of another kernel: residual additions are part of the next norm's (vLLM's
+    `fused_add_rms_norm`, TensorRT-LLM's `rmsnormQuantization`), and nothing is dropped."""
     return isinstance(op, MemoryBound) and (
         op.op in ("bias_dropout_add", "dropout") or (op.op == "add" and op.n_inputs == 2)
     )
@@ -262,9 +262,9 @@ class ServingMemory:
     cache_bytes: float
     """Cache of the requests in flight, each at its full length."""
     available_bytes: float
-    """Memory that a server takes of the device (`MEMORY_SHARE`)."""
+    """Device memory that a server uses (`MEMORY_SHARE`)."""
     most_requests: int
-    """Requests of full length whose cache fits beside the weights, over all replicas."""
+    """Requests of full length whose cache fits in addition to the weights, over all replicas."""
 
     @property
     def needed_bytes(self) -> float:
@@ -306,7 +306,7 @@ def serving_memory(server: Server) -> ServingMemory:
 
 
 def _cache_of_sequence(server: Server, layers: np.ndarray) -> np.ndarray:
-    """Bytes on a device of every stage of a request at its end, in whole pages."""
+    """Bytes of a request's cache at its end on a device of every stage, in whole pages."""
     requests = server.requests
     element = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
     # The last page of a sequence is taken as a whole.

@@ -35,7 +35,7 @@ class Serving:
     (`continuous`)."""
     tpot_interval_s: Interval
     decode_step_s: float
-    """A step that generates a token of every request, halfway through their outputs."""
+    """Time of a step that generates a token of every request, halfway through their outputs."""
     tokens_per_s: float
     """Output tokens per second of all requests together."""
     tokens_per_s_interval: Interval
@@ -281,7 +281,7 @@ def largest(server: Server, limits: ServingOptions) -> Serving:
 
 
 def _exceeded(serving: Serving, limits: ServingOptions) -> str:
-    """Why a server does not do, with the remedy; empty if it does."""
+    """Reason why a server does not fit or meet the limits, with the remedy; empty if it does."""
     batch, memory = serving.requests.batch, serving.memory
     if not serving.fits:
         return (

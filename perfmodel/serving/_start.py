@@ -13,7 +13,7 @@ from perfmodel.units import divisors, duration
 
 USUAL_TTFT_S: Final = 1.0
 USUAL_TPOT_S: Final = 0.05
-"""Limits of an interactive service where none is given: a second to the first token, then 20 tokens a second."""
+"""Default limits of an interactive service: a second to the first token, then 20 tokens per second."""
 _ROOM: Final = 64
 """Requests that the cache of a replica should have room for: with fewer a server hardly batches."""
 

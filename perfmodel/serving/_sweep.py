@@ -107,8 +107,8 @@ def serve_sweep(
 
 
 def _layouts(problem: ServingProblem, devices: int) -> list[Layout]:
-    """All divisions of the devices by tp (inside a node), pp and dp that the model can do; experts sharded as the rest
-    is, spread over the ranks of tp, or over those of dp."""
+    """All layouts of the devices by tp (inside a node), pp and dp that the model supports; experts are sharded like the
+    rest, or spread over the ranks of tp or dp."""
     experts = isinstance(problem.model, Transformer) and problem.model.experts
     possible = []
     for tp in divisors(devices, problem.cluster.devices_per_node):

@@ -82,9 +82,9 @@ class Device:
     compute_units: int
     """Multiprocessors (NVIDIA SM, AMD CU, TPU core, CPU core)."""
     clock_hz: float
-    """Boost clock."""
+    """Boost clock of the device."""
     exponentials_per_clock: int = 16
-    """Exponentials per clock and multiprocessor."""
+    """Exponentials that one multiprocessor computes per clock."""
     l2_bytes: float
     link_bandwidth_bytes_per_s: float
     """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes together."""
@@ -236,7 +236,7 @@ class Cluster:
     name: str
     device: Device
     levels: tuple[NetworkLevel, ...]
-    """Innermost first."""
+    """Network levels, innermost first."""
     max_devices: int | None = None
     """Number of devices, if fewer than the outermost level could join; None: as many as it joins."""
     price_per_device_hour: float | None = None
@@ -320,7 +320,7 @@ class Cluster:
             )
 
     def kind(self, name: str) -> "Cluster":
-        """One of the kinds of nodes.
+        """One of the cluster's kinds of nodes, by name.
 
         Raises:
             UnknownNameError: there is none of this name.

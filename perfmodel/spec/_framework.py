@@ -112,7 +112,7 @@ class Framework(Stated, Sectioned):
     """Matrix products use kernels tuned for their exact sizes, instead of the library's heuristic choice
     (`STOCK_PRODUCTS`)."""
     host: HostCosts = field(default=HostCosts(), metadata=section())
-    """Costs of the host."""
+    """Time that the host of this framework takes per launch, update and step."""
     communication: CommunicationCosts = field(default=CommunicationCosts(), metadata=section())
     """Overlap and costs of communication."""
     memory: MemoryCosts = field(default=MemoryCosts(), metadata=section())

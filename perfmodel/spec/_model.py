@@ -94,11 +94,11 @@ class Transformer(Stated, Sectioned):
     inputs: Inputs = field(default=Inputs(), metadata=section())
     """Embeddings and positions."""
     head: OutputHead = field(default=OutputHead(), metadata=section())
-    """The output head."""
+    """Form of the output head."""
     hybrid: HybridStack = field(default=HybridStack(), metadata=section())
     """Layers other than attention plus feed-forward."""
     mtp: FurtherTokens = field(default=FurtherTokens(), metadata=section())
-    """Multi-token-prediction modules."""
+    """Modules that predict further tokens (multi-token prediction)."""
     left_out: str = ""
     """Parts of the model that are not counted, in words: a vision tower, an indexer."""
     source: str = ""

@@ -84,7 +84,7 @@ class BlockForm(Stated):
     bias: bool = True
     """Biases in all linear layers and layer norms."""
     dropout: bool = True
-    """The model is trained with dropout."""
+    """Whether the model is trained with dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class HybridStack(Stated):
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherTokens(Stated):
-    """Multi-token-prediction modules."""
+    """Modules that predict further tokens (multi-token prediction)."""
 
     mtp_layers: int = 0
     """Number of multi-token-prediction modules, each a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,

@@ -18,7 +18,7 @@ _DISTSIM = re.compile(r"^([0-9]+)M([0-9]+)P([0-9]+)D$", re.IGNORECASE)
 MOST: Final = 10**7
 """Largest number in a layout: more than the devices and layers that any system has."""
 MOST_STAGES: Final = 10_000
-"""Stages that one abbreviation stands for, at most."""
+"""Largest number of stages that one abbreviation may stand for."""
 _DEGREES: Final = {
     "tp": ("tensor_parallel", "tensor_model_parallel"),
     "pp": ("pipeline_parallel", "pipeline_model_parallel"),

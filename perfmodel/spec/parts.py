@@ -241,12 +241,12 @@ class Patches(Stated):
 
     @property
     def tokens(self) -> int:
-        """Tokens per image."""
+        """Number of tokens per image."""
         return (self.image_size // self.patch_size) ** 2 + self.class_tokens
 
     @property
     def elements(self) -> int:
-        """Elements per patch."""
+        """Number of elements per patch."""
         return self.patch_size**2 * self.channels
 
     @property

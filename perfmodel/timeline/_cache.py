@@ -27,7 +27,7 @@ from perfmodel.timeline._tables import CompiledStructure, compile_structure
 VARIABLE: Final = "PERFMODEL_CACHE_LIMIT_GB"
 DEFAULT_GB: Final = 2.0
 SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
-"""Share of the limit that each of the `CACHES` that grow has."""
+"""Share of the limit for each of the `CACHES` that grow."""
 
 
 def cache_limit_bytes(kind: str | None = None) -> float:
@@ -51,9 +51,9 @@ def cache_limit_bytes(kind: str | None = None) -> float:
 
 _MAGIC: Final = b"perfmodel structure\n"
 _FOLDERS: Final = 16
-"""Values of a name's first digit."""
+"""Number of folders, one per first digit of a name."""
 _NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16, np.uint32)}
-"""Types that an array may be stored in, by the kind of its own type."""
+"""Storage types of an array, by the kind of its type."""
 
 
 @cache
@@ -185,7 +185,7 @@ def _load(path: Path, key: str) -> CompiledStructure | None:
 
 
 def _read_arrays(entries: list, body: memoryview) -> dict[str, np.ndarray]:
-    """Arrays that lie one after another in the file, in the types that they had in memory."""
+    """Read consecutive arrays from the file, in the types that they had in memory."""
     arrays, offset = {}, 0
     for name, shape, stored, dtype in entries:
         count = int(np.prod(shape))
@@ -202,7 +202,7 @@ def _arrays(record: Structure | CompiledStructure) -> dict[str, np.ndarray]:
 
 
 def _narrowed(array: np.ndarray) -> np.ndarray:
-    """The array in the narrowest integers that hold its values; as it is if it has none."""
+    """The array in the narrowest integers that hold its values; unchanged if it is empty."""
     if array.dtype.kind not in _NARROW or array.size == 0:
         return array
     low, high = int(array.min()), int(array.max())

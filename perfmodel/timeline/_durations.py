@@ -102,7 +102,7 @@ def being_traced() -> bool:
 
 
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-"""Once per trace of a function that is called, not for the functions traced inside it."""
+"""Name of JAX's event that occurs once per trace of a called function, but not for functions traced inside it."""
 
 
 @dataclass

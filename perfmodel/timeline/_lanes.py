@@ -89,7 +89,7 @@ def _counts_of_batch(axis_size: int, _, tables: OpTables, durations: Float[Array
 
 
 def _full_rows(durations: Float[Array, "lanes classes"]) -> tuple[Float[Array, "padded classes"], Int[Array, ""]]:
-    """Lanes of zeros fill the last row; also the number of rows."""
+    """Pad lanes with zeros to full rows, and return the number of rows."""
     lanes = durations.shape[0]
     n_rows = rows_needed(lanes)
     padded = jnp.pad(durations, ((0, n_rows * LANES - lanes), (0, 0)))
@@ -99,7 +99,7 @@ def _full_rows(durations: Float[Array, "lanes classes"]) -> tuple[Float[Array, "
 def _as_rows(
     tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
 ) -> tuple[Items, Float[Array, "rows_times_classes {LANES}"]]:
-    """Every row of lanes runs the whole table, with its own stretch of the durations.
+    """Work items in which every row of lanes runs the whole table with its own part of the durations.
 
     A class's durations in the lanes of a row lie beside each other, so that an op loads them at once.
     """
@@ -157,7 +157,7 @@ def makespan_lanes_and_grad(
     compiled: CompiledStructure, durations: Float[Array, "lanes classes"]
 ) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]: ...
 def makespan_lanes_and_grad(compiled, durations):
-    """Makespan of each row of `durations` and its gradient, as `makespan_and_grad` has them for one vector.
+    """Makespan of each row of `durations` and its gradient, like `makespan_and_grad` for one vector.
 
     Args:
         compiled: what `compile_structure` returned.
@@ -174,7 +174,7 @@ def makespan_lanes_and_grad(compiled, durations):
 def _prepared(
     compiled: CompiledStructure, durations: Durations, tile: int
 ) -> tuple[Float[Durations, "padded_lanes padded_classes"], np.int32]:
-    """Checked durations, padded to shapes that share a trace, and how many tiles of lanes are not padding."""
+    """Checked durations, padded to shapes that share a trace, and the number of tiles that are not padding."""
     durations = checked(durations, compiled.structure.n_classes, ndim=2)
     if isinstance(durations, np.ndarray):
         durations = durations.astype(np.float32)
@@ -196,7 +196,7 @@ def _spans_in_tiles(
     op_tables: OpTables,
     tables: BundleTables,
 ) -> Float[Array, " lanes"]:
-    """Makespan of each lane, a tile of lanes after another."""
+    """Makespan of each lane, tile by tile."""
     # Only the derivative, which walks back over single ops, needs these.
     del op_tables
 

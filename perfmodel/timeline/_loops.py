@@ -34,9 +34,9 @@ from perfmodel.timeline._tables import (
 )
 
 LANES: Final = 16
-"""Lanes of the loop over single ops with a row of lanes."""
+"""Number of lanes in a row, in the loop over single ops."""
 TILE: Final = 128
-"""Lanes of the loop over bundles: the fewest for which XLA vectorises its row loops."""
+"""Number of lanes in the loop over bundles, the fewest for which XLA vectorises its row loops."""
 ROW_OPTIONS: Final = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 512}
 """Compiler options of the loop over a row of lanes: LLVM's third level unrolls `LANES` wholly and leaves them scalar,
 which takes more than twice as long; a register for all lanes, where there is one, saves a tenth. (JAX takes no options
@@ -52,7 +52,7 @@ class Items(NamedTuple):
     first_class: Int[Array | np.ndarray, " items"]
     """Row of the durations that holds the item's class 0."""
     count: Int[Array | np.integer, ""]
-    """Items that are real; the rest is padding."""
+    """Number of real items; the rest is padding."""
 
 
 def rows_needed(lanes: int) -> int:
@@ -97,7 +97,7 @@ def one_lane(
 
 
 def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows lanes"]) -> Float[Array, "items lanes"]:
-    """Makespan of every item and lane, without a note of which predecessors released the ops."""
+    """Makespan of every item and lane, without recording which predecessors released the ops."""
 
     no_decisions = jnp.zeros((0, durations.shape[1]), bool)
 
@@ -192,7 +192,7 @@ def empty_slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Arra
 
 
 def _within_range(end: Float[Array, " lanes"]) -> Float[Array, " lanes"]:
-    """End times as they are, none being out of range, but compared three times over.
+    """End times unchanged, because none is out of range, but with three extra comparisons.
 
     LLVM unrolls a bare copy of `LANES` values wholly into scalar moves, from which the vector loads of later ops are
     not forwarded; a loop of as many instructions as this it leaves for the vectoriser: an op takes a third less.
@@ -219,7 +219,7 @@ def _released(
     row: list[UInt[Array, ""]],
     first_class: UInt[Array, ""],
 ) -> tuple[Float[Array, "*lanes"], Float[Array, "*lanes"]]:
-    """When each of the two predecessors releases the op of this row."""
+    """Times at which the two predecessors release the op of this row."""
     a, b = read(slots, row[SOURCE_A]), read(slots, row[SOURCE_B])
     if tables.width > LAG_A:
         a = a + read(durations, first_class + row[LAG_A])
@@ -234,7 +234,7 @@ def unsigned(i: Int[Array, "..."]) -> UInt[Array, "..."]:
 
 
 def read(array: Array, i: UInt[Array, ""]) -> Array:
-    """`array[i]`."""
+    """The element at `i`, `array[i]`."""
     return lax.dynamic_index_in_dim(array, i, keepdims=False)  # pyright: ignore[reportArgumentType]
 
 
@@ -321,7 +321,7 @@ def _walk(
     released_by_second: Callable[[Array, Array, Array], Bool[Array, ""]],
     first_op: UInt[Array, ""],
 ) -> Float[Array, "..."]:
-    """Follow the predecessors that released each op, from the last op to one that has none.
+    """Follow the predecessors that released each op, from the last op to one without predecessors.
 
     `released_by_second(position, first_pred, second_pred)` says whether the second of two predecessors did.
     Positions count inside the op's own structure, which begins at `first_op` of the table.

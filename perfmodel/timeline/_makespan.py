@@ -97,7 +97,7 @@ def _run_and_walk_lanes(axis_size: int, in_batched, tables: OpTables, durations:
 
 @jax.custom_jvp
 def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Float[Array, ""]:
-    """Makespan of one vector, whose derivative is `_jvp` instead of that of a loop of thousands of maxima."""
+    """Makespan of one vector, with the derivative `_jvp` instead of that of a loop over thousands of maxima."""
     return _run(tables, durations)
 
 

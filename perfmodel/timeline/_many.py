@@ -19,15 +19,15 @@ from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_counts, 
 from perfmodel.timeline._tables import CompiledStructure, OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 256
-"""Items and rows of durations to which batches are padded at least, so that small ones share a trace."""
+"""Least number of items and rows to which batches are padded, so that small ones share a trace."""
 SMALLEST_ROWS = 1 << 14
 LEAST_DIVIDED = 200_000
-"""Ops (times rows of lanes) from which a batch is divided among the cores."""
+"""Least number of ops (times rows of lanes) for which a batch is divided among the cores."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramBatch:
-    """Compiled structures end to end, for repeated calls of `makespan_many` with other durations."""
+    """Concatenated compiled structures, for repeated calls of `makespan_many` with other durations."""
 
     programs: tuple[CompiledStructure, ...]
     _tables: dict[tuple[int, int, int], OpTables] = field(default_factory=dict, repr=False)
@@ -104,7 +104,7 @@ def makespan_many(
 
 
 def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Ranges of programs with about as much work each; one range where there is little."""
+    """Ranges of programs with about equal work; one range if there is little work."""
     # Work is ops times rows of lanes: a row costs the same however many of its lanes are padding.
     work = []
     for compiled, n_lanes in zip(programs, lanes, strict=True):
@@ -146,7 +146,7 @@ def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items
 
 
 def _rows(values: Sequence[Float[np.ndarray, "lanes classes"]]) -> Float[np.ndarray, "rows {LANES}"]:
-    """Durations as the loop reads them: an item's classes below one another, class 0 set to 0."""
+    """Durations in the layout of the loop: an item's classes in consecutive rows, class 0 set to 0."""
     n_rows = 0
     for value in values:
         items = rows_needed(len(value))

@@ -33,7 +33,7 @@ class MemoryTimeline:
 
     peak_bytes: Float[np.ndarray, " devices"]
     steps: tuple[MemorySteps, ...]
-    """One per device."""
+    """Memory over time, one entry per device."""
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per change: device, time_s, in_use_bytes."""

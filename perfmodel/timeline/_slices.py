@@ -26,7 +26,7 @@ class Slices:
     stream: Int[np.ndarray, " slices"]
     """A `Stream`, the same numbers on every device."""
     kind: Int[np.ndarray, " slices"]
-    """A `Kind`."""
+    """`Kind` of each slice."""
     stage: Int[np.ndarray, " slices"]
     micro_batch: Int[np.ndarray, " slices"]
     critical: Bool[np.ndarray, " slices"]
@@ -46,7 +46,7 @@ class Slices:
         return iter(zip(*(c.tolist() for c in columns), strict=True))
 
     def select(self, chosen: "Bool[np.ndarray, ' slices'] | Int[np.ndarray, ' chosen']") -> "Slices":
-        """The selected slices."""
+        """The slices at some positions."""
         return Slices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
 
     def joined(self) -> "Slices":

@@ -16,25 +16,25 @@ from jaxtyping import Array, Int, UInt
 from perfmodel.program import Structure
 
 BUNDLE: Final = 16
-"""Ops of a bundle at most, and slots of a block."""
+"""Most ops of a bundle, and number of slots of a block."""
 
 GROUP: Final = 4
 """No slot is written again before the end of the aligned group of this many positions that reads it
 last, so that a loop may process a group and then still read every source of the group."""
 
 ZERO_SLOT: Final = 0
-"""Holds 0, the start of an op without predecessors."""
+"""Slot that holds 0, the start of an op without predecessors."""
 NEVER_SLOT: Final = 1
-"""Holds `NEVER_S`, the end of a predecessor that does not exist."""
+"""Slot that holds `NEVER_S`, the end of a missing predecessor."""
 RESULT_SLOT: Final = 2
-"""Slot in which the last op, the end of the step, puts its end time."""
+"""Slot for the end time of the last op, the end of the step."""
 SPARE_SLOT: Final = 3
 """Slot to which padding writes."""
 NEVER_S: Final = -1e15
-"""Earlier than any event, yet finite, so that smooth maxima have finite gradients."""
+"""A time before any event, but finite, so that smooth maxima have finite gradients."""
 
 _FIRST_BLOCK: Final = 1
-"""Block 0 is the one that holds the four special slots."""
+"""First block for end times; block 0 holds the four special slots."""
 
 # Least sizes of padded arrays: programs below them all share a trace.
 SMALLEST_OPS: Final = 4096
@@ -42,10 +42,10 @@ SMALLEST_JOINED_OPS: Final = 1 << 17
 SMALLEST_BUNDLES: Final = 64
 SMALLEST_SLOTS: Final = 1024
 SMALLEST_TILE_SLOTS: Final = 256
-"""Fewer than elsewhere, as each of them is a row of a whole tile of lanes."""
+"""Least number of slots in tiles, which is small because each slot is a row of a whole tile of lanes."""
 
 SOURCE_A, SOURCE_B, DESTINATION, DURATION, LAG_A, LAG_B = range(6)
-"""Columns of a program; the last two are absent where no edge has a lag, the last also as `_lags_first` has it."""
+"""Columns of a program; the last two are absent if no edge has a lag, the last also after `_lags_first`."""
 NO_OP: Final = (ZERO_SLOT, NEVER_SLOT, SPARE_SLOT, 0, 0, 0)
 """A row that changes nothing."""
 
@@ -65,7 +65,7 @@ def bucket(n: int, smallest: int) -> int:
 )
 @dataclass(frozen=True, eq=False)
 class OpTables:
-    """One structure, or several end to end, as the program of a loop over single ops."""
+    """One structure, or several concatenated ones, as the program of a loop over single ops."""
 
     program: UInt[Array, " padded_ops*width"]
     """Rows of `width` columns, flat: a scalar from a flat array is the cheapest read there is."""
@@ -91,8 +91,8 @@ class BundleTables:
     """One structure as the program of a loop over bundles of independent ops."""
 
     rows: UInt[Array, "padded_bundles columns"]
-    """`BUNDLE` entries of each program column but the destination, then the first slot that the bundle
-    before writes. One read per step brings all of it."""
+    """`BUNDLE` entries of each program column but the destination, then the first slot that the previous bundle writes.
+    One read per step loads everything."""
     n_bundles: Int[Array, ""]
     has_lags: bool
     n_slots: int
@@ -113,7 +113,7 @@ class CompiledStructure:
     pred: Int[np.ndarray, "ops 2"]
     """Positions of the two predecessors, -1 for none; a lone one comes first."""
     n_slots: int
-    """Slots for end times that the program uses, the special ones included."""
+    """Number of slots for end times, including the special ones."""
 
     def __post_init__(self) -> None:
         # Structures are kept and shared between calls, so nobody may write to them.
@@ -142,7 +142,7 @@ class CompiledStructure:
 
 
 def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, device: int = 0) -> OpTables:
-    """Programs of several structures end to end in one table, on one of JAX's CPU devices.
+    """Concatenate the programs of several structures in one table, on one of JAX's CPU devices.
 
     Without `pred` (empty then) the table serves the makespans of a batch, not their gradients: which predecessor comes
     first does not matter.
@@ -200,7 +200,7 @@ def _lags_first(program: UInt[np.ndarray, "ops columns"]) -> UInt[np.ndarray, "o
 
 
 def lay_out(compiled: CompiledStructure) -> BundleTables:
-    """The program by bundles; places of a bundle that no op fills compute 0 and are never read."""
+    """The program by bundles; unused places of a bundle compute 0 and are never read."""
     n_bundles = compiled.n_bundles
     padded = bucket(n_bundles, SMALLEST_BUNDLES)
 
@@ -233,7 +233,7 @@ def n_cpu_devices() -> int:
 
 
 def _cpu_devices() -> list[Any]:
-    """JAX's CPU devices; none where it has none."""
+    """JAX's CPU devices; empty if there are none."""
     # `JAX_PLATFORMS` may leave the CPU out.
     try:
         return jax.local_devices(backend="cpu")
@@ -242,7 +242,7 @@ def _cpu_devices() -> list[Any]:
 
 
 def _on_cpu(array: np.ndarray | np.generic, device: int = 0) -> Array:
-    """Commit an array to the CPU: these loops are long and scalar, and an accelerator would crawl through them.
+    """Commit an array to the CPU, because these loops are long and scalar and would be slow on an accelerator.
 
     The array is concrete even while the caller is being traced, as tables are kept across traces.
     """
@@ -252,7 +252,7 @@ def _on_cpu(array: np.ndarray | np.generic, device: int = 0) -> Array:
 
 
 def compile_structure(structure: Structure) -> CompiledStructure:
-    """Order, bundle and allocate `structure` (130,000 ops take some 50 ms).
+    """Order, bundle and allocate `structure` (130,000 ops take about 50 ms).
 
     Where an op's two predecessors release it at the same time, the first (`structure.pred[:, 0]`)
     counts as the one that did, whatever the order of ops in the program.

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _INLINE_UP_TO = 20_000
-"""Events up to which a notebook holds the page itself (half a megabyte)."""
+"""Most events for which a notebook contains the page itself (half a megabyte)."""
 _DRAWN = ("device", "stream", "kind", "stage", "micro_batch", "critical")
-"""Fields of `Slices` that the page has under the same names."""
+"""Fields of `Slices` that have the same names on the page."""
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When every op of a structure runs."""
+    """Start and end of every op of a structure."""
 
     start_s: Float[np.ndarray, " ops"]
     end_s: Float[np.ndarray, " ops"]
     durations_s: Float[np.ndarray, " classes"]
-    """Durations that it was evaluated with; class 0 is set to 0."""
+    """Durations of the evaluation, with class 0 set to 0."""
     structure: Structure
 
     @property
@@ -134,7 +134,7 @@ class Timeline:
 def timeline_frame(
     timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None
 ) -> str:
-    """The timeline's page inside another one; for a timeline too long for a notebook, a line that says what to do."""
+    """The timeline's page inside another one; for a timeline too long for a notebook, a line with instructions."""
     n_ops = timeline.structure.n_ops
     if n_ops > _INLINE_UP_TO:
         facts = f"{n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
@@ -148,7 +148,7 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
     """Start and end of every op in float64, at the earliest that its predecessors allow.
 
     Args:
-        program: a compiled structure, or a structure (compiled on the spot, some 50 ms per 130,000 ops).
+        program: a compiled structure, or a structure (compiled on the spot, about 50 ms per 130,000 ops).
         durations: seconds of each class, shape (classes,).
 
     Raises:
@@ -173,7 +173,7 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
 def _released_s(
     structure: Structure, end_s: Float[np.ndarray, " ops"], durations_s: Float[np.ndarray, " classes"]
 ) -> Float[np.ndarray, "ops 2"]:
-    """When each of an op's two predecessors lets it start, in seconds; minus infinity where there is none."""
+    """Times at which an op's two predecessors let it start, in seconds; minus infinity without a predecessor."""
     return np.where(structure.pred < 0, -np.inf, end_s[structure.pred] + durations_s[structure.lag])
 
 

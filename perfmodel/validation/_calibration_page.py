@@ -19,9 +19,9 @@ from perfmodel.validation._parity import all_rows, compared_rows, is_runs
 from perfmodel.validation._report import errors
 
 MOST_POINTS: Final = 4000
-"""Rows in the page; of more, those farthest off and a regular sample of each group."""
+"""Most rows in the page; if there are more, those with the largest errors and a regular sample of each group."""
 FARTHEST: Final = 10
-"""Rows of a group, the farthest off, that are in the page in any case."""
+"""Number of rows with the largest errors of each group that are always in the page."""
 HEIGHT_PX: Final = 900
 """Height of the page in a notebook."""
 
@@ -152,7 +152,7 @@ def _points(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sample(rows: pd.DataFrame) -> np.ndarray:
-    """Rows to draw: of each group and device the farthest off, and a share of the others at regular distances."""
+    """Rows to draw: those of each group and device with the largest errors, and a regular sample of the others."""
     predicted_s = rows["predicted_s"].to_numpy(float)
     measured_s = rows["measured_s"].to_numpy(float)
     log_error = np.abs(np.log(predicted_s / measured_s))
@@ -168,6 +168,6 @@ def _sample(rows: pd.DataFrame) -> np.ndarray:
 
 
 def _skipped(rows: pd.DataFrame) -> Counter[str]:
-    """Why the rows that have no prediction or no measurement were not compared."""
+    """Reasons why rows were not compared."""
     pairs = zip(rows["skipped_reason"].tolist(), rows["measured_s"].isna().tolist(), strict=True)
     return Counter(why or "the row has no time" for why, unmeasured in pairs if why or unmeasured)

@@ -263,7 +263,7 @@ def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _not_compared(status: str) -> str:
-    """Why a run that is predicted is compared with nothing."""
+    """Reason why a predicted run is not compared."""
     if status == "ok":
         return "predicted, but no step time was measured"
     return f"predicted, but not compared: the run's status is {status or 'not stated'}"
@@ -298,7 +298,7 @@ def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
 
 
 def _capacities(runs: pd.DataFrame) -> np.ndarray:
-    """Memory of every run's device; endless where the catalog does not know it."""
+    """Memory of every run's device; infinite if the catalog does not know it."""
 
     def capacity(name: Any) -> float:
         try:
@@ -313,5 +313,5 @@ def _capacities(runs: pd.DataFrame) -> np.ndarray:
 
 
 def _group(reason: str) -> str:
-    """Reasons without remedies and figures, so that they can be counted."""
+    """Strip remedies and figures from reasons, so that equal reasons can be counted."""
     return re.sub(r"(?<![\w.'-])\d+(?:[.,]\d+)*(?![\w'])", "N", reason.split(";")[0])

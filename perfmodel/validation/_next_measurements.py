@@ -22,15 +22,15 @@ from perfmodel.spec import Layout, Problem
 from perfmodel.validation._parity import is_runs, predicted_times, row_labels, sizes_of
 
 MOST: Final = 24
-"""Measurements that are proposed."""
+"""Number of proposed measurements."""
 MOST_OF_KIND: Final = 3
-"""Proposals of one kind of kernel or collective, where the tables say which shapes matter."""
+"""Most proposals for one kind of kernel or collective if the tables show which shapes matter."""
 MOST_TRIED: Final = 300
-"""Measured rows of a kind whose neighbours are considered."""
+"""Number of measured rows of a kind whose neighbours are considered."""
 SURE: Final = 0.02
 """Half-width of an interval that one more measurement would not narrow."""
 _FIXED: Final = frozenset({"num_ranks", "num_nodes", "ranks_per_node"})
-"""Numbers of the machine, not of the work."""
+"""Columns that describe the machine, not the work."""
 _KIND: Final = ("device", "op_family", "op", "collective", "dtype", "pass")
 
 
@@ -44,7 +44,7 @@ class Measurement:
     half_width: float
     """Half-width of its 90 % interval, as a share of the predicted time."""
     step_share: float | None = None
-    """Share of the step's time, where a step is asked about."""
+    """Share of the step's time, if the suggestions are for a step."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class WantedMeasurement:
 
     wanted: tuple[Measurement, ...] = ()
     plan: str = ""
-    """TOML for `perfmodel calibrate --plan`; empty where no collector measures any of them."""
+    """TOML for `perfmodel calibrate --plan`; empty if no collector can measure them."""
     description: str = ""
-    """Sentence about the errors that were looked at."""
+    """Sentence about the errors that the suggestions are based on."""
 
 
 def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) -> WantedMeasurement:
@@ -181,7 +181,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
 
 
 def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows with one varied size halved or doubled that the table does not hold."""
+    """Rows that the table lacks, each with one size of a measured row halved or doubled."""
     numbers = [name for name in sizes_of(frame) if name not in _FIXED]
     labels = [name for name in (*_KIND, "interconnect", "source", *_FIXED) if name in frame]
     identity = [*labels, *numbers]
@@ -211,7 +211,7 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of the first one's device as a plan; empty where no collector measures any."""
+    """A plan of the rows on the first row's device; empty if no collector can measure them."""
     # A plan is for one machine: that of the most uncertain shape.
     device_records = [record for record in rows if record["device"] == rows[0]["device"]]
     ops = [op for op in map(_op_of, device_records) if op is not None]
@@ -239,7 +239,7 @@ def _plan(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _op_of(record: dict[str, Any]) -> Op | None:
-    """The op that a record measures; `None` where no collector does, or the record lacks a size."""
+    """The op that a record measures; `None` if no collector can measure it, or the record lacks a size."""
     family = record.get("op_family")
     kind: Any = Collective if "collective" in record else MEASURED_FAMILIES.get(str(family))
     if kind is None:

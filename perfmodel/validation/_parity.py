@@ -74,7 +74,7 @@ def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | No
 
 
 def _origins(times: EventTimes) -> dict[str, list[str]]:
-    """`provenance` of every time, and the `skipped_reason` why there is none: one of the two is empty."""
+    """`provenance` of every time, or the `skipped_reason` why there is none; the other is empty."""
     # Cost models say in place of a provenance why they have no time for a row.
     known, reasons = [], []
     for provenance in times.provenance:

@@ -58,18 +58,18 @@ from perfmodel.validation.unstated.mixture import Tuning
 from perfmodel.validation.unstated.priors import DEFAULT, EVERYWHERE, ChoicePriors, Observation, count_teams
 
 STRENGTHS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""That are tried."""
+"""Strengths of a prior that the fit tries."""
 _USUAL: Final = 2.0
-"""Strength of a choice that fewer than `_FEWEST` teams state: too few to tell it."""
+"""Strength of a choice that fewer than `_FEWEST` teams state, which are too few to fit it."""
 _FEWEST: Final = 5
 
 
 TUNINGS: Final = tuple(Tuning(*exponents) for exponents in product((0, 1, 2, 4, 8, 16, 32), (0, 1, 2, 4, 8)))
-"""That are tried."""
+"""Preferences for fast settings that the fit tries."""
 ROWS_OF_SOURCE: Final = 6
 """Most rows of a source that are used to learn how strongly people prefer fast settings."""
 _TRIED: Final = 40
-"""Runs of a source that are looked at: many leave nothing open."""
+"""Most runs of a source that are examined; many leave nothing open."""
 
 
 @shows_progress("priors")
@@ -163,7 +163,8 @@ def _source_log_likelihoods(
 
 
 def _run_log_likelihood(row: Row, priors: ChoicePriors) -> tuple[str, Float[np.ndarray, " tunings"]] | None:
-    """The scale of one run, and of its step time; None where it leaves nothing open or cannot be predicted."""
+    """The scale of one run and the log-likelihoods of its step time; None if it leaves nothing open or cannot be
+    predicted."""
     site = replace(Site.without(source_of_run(row)), unstated=unstated_share(row))
     measured_s = number(row, "measured_iter_time_s")
     if measured_s is None:
@@ -263,7 +264,8 @@ def _of_defaults(observations: Sequence[tuple[Observation, str | None]]) -> Iter
 
 
 def _strength(choice: str, counts: dict[str, Any], observations: Sequence[tuple[Observation, str | None]]) -> float:
-    """The strength with which the choices of teams are likeliest, each team left out of the counts in turn."""
+    """The strength that maximises the likelihood of the teams' choices, with each team left out of the counts in
+    turn."""
     by_team: dict[str, list[tuple[Observation, str | None]]] = {}
     for observation, default in observations:
         if observation.choice == choice:

@@ -148,7 +148,7 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
 
 
 def _figures(ran: np.ndarray, told_to_fit: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
-    """Return how well predictions tell runs that ran from those that ran out of memory."""
+    """Return figures of how well predictions separate runs that ran from those that ran out of memory."""
     likely_to_fit = likely >= LIKELY
 
     def share(right: np.ndarray, among: np.ndarray) -> float | None:

@@ -23,7 +23,7 @@ from perfmodel.validation.unstated import predict_run
 
 MOST_EVENTS = 8
 WORST = 5
-"""Runs that are explained where none is named."""
+"""Number of runs that are explained if none is named."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EventResidual:
     """Measured kernel of the same device, family, operator and pass; empty where no table given has one."""
     nearest_us: float | None = None
     doublings: float | None = None
-    """How far its shape is off: sum of |log2| over the dimensions."""
+    """Distance of its shape: sum of |log2| of the ratios over the dimensions."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def explain_cases(
 
 
 def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[str, float | None, float | None]:
-    """Label, microseconds and distance of the measured event nearest to one."""
+    """Label, microseconds and distance of the measured event nearest to a given one."""
     best: tuple[str, float | None, float | None] = ("", None, None)
     for table in tables:
         # Compare with the same device, family, operator and pass only.

@@ -28,9 +28,9 @@ Medians = dict[str, dict[str, float]]
 STEP: Final = 0.1
 """Log change of the products' time that is applied to find their share of the step."""
 LEAST_SHARE: Final = 0.5
-"""Least share of the step in products from which a run says something of them."""
+"""Least share of products in the step at which a run is evidence about them."""
 MOST_NODES: Final = 64
-"""Up to here networks and stragglers take less of a step than products."""
+"""Most nodes of a run; up to this number networks and stragglers take less of a step than products."""
 LEAST_ROWS: Final = 3
 MOST_ROWS: Final = 150
 """Most rows of a source from which its products are fitted."""
@@ -137,7 +137,7 @@ def _medians(
     subject: str,
     progress: Report | None,
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Medians of the evidence of each source's runs, by the kind of evidence, of kinds that `LEAST_ROWS` runs have.
+    """Medians of each source's runs by kind of evidence, for kinds with at least `LEAST_ROWS` runs.
 
     Args:
         evidence_of: kind and value of the evidence of a run of a source, from its case and measured time.
@@ -165,8 +165,8 @@ def _medians(
 
 
 def _of_products(case: Case, measured_s: float) -> tuple[str, float] | None:
-    """Architecture and log of measured over predicted per share of products; None where a run says nothing of them, or
-    where physics does (`perfmodel.cost.sustained_seconds`)."""
+    """Architecture and log(measured / predicted) per share of products; None if the run is no evidence about them, or
+    if physics determines them (`perfmodel.cost.sustained_seconds`)."""
     if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture

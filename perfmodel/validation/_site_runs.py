@@ -21,16 +21,17 @@ from perfmodel.validation.rows import rows_of
 from perfmodel.validation.unstated import RunPrediction, predict_run
 
 Undo = Callable[[str, Framework], Framework | None]
-"""A framework without the facts that were looked up with the results of a source in view; None where none was."""
+"""Function that removes from a framework the facts looked up with the results of a source in view; it returns None if
+there are none."""
 
 
 def nothing_in_view(_source: str, _framework: Framework) -> None:
-    """The `Undo` that undoes nothing."""
+    """An `Undo` for records without such facts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRun:
-    """One run."""
+    """One measured run and its error against the prediction."""
 
     log: float
     """log(measured / predicted)."""
@@ -47,13 +48,13 @@ class SiteRun:
     at: Coordinates
     """Coordinates of the layout; runs with near coordinates are correlated."""
     open_deviation: float
-    """Standard deviation of the log step time between all that the run may have been."""
+    """Standard deviation of the log step time over the possible completions of the run."""
     contradicts: float
-    """How strongly the statements about the run contradict each other."""
+    """Degree to which statements about the run contradict each other."""
     repeated: str
     """Name that repeats of one run share."""
     labels: dict[str, str]
-    """`SiteRuns.labels`."""
+    """Labels of the run, as in `SiteRuns.labels`."""
 
 
 def site_runs(
@@ -114,7 +115,7 @@ def _site_run(
     undone: Framework | None,
     looked_at: bool,
 ) -> SiteRun:
-    """Return one predicted run as the model of sites sees it."""
+    """Convert one predicted run to data for the model of sites."""
     case, prediction = run.case, run.prediction
     problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
     at = layout_coordinates(problem.setting, case.layout)

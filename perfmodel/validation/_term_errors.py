@@ -22,9 +22,9 @@ from perfmodel.validation._run_sources import drawn_of_sources, source_of_run
 from perfmodel.validation.rows import Case, rows_of
 
 EVERY_TERM: Final = "all of them"
-"""Name of the last column: every term off, that is, kernels and collectives timed alone."""
+"""Name of the last column, with every term off: kernels and collectives timed alone."""
 MOST_ROWS: Final = 40
-"""Rows of a source that are drawn (seed 0), at most."""
+"""Most rows of a source that are drawn (seed 0)."""
 
 
 def term_errors(
@@ -97,7 +97,7 @@ def _step_s(problem: StepProblem, layout: Layout) -> float:
 
 
 def _figures(ratio: np.ndarray) -> dict[str, Any]:
-    """Errors of ratios of predicted to measured times, which have a row per run and a column per choice of terms."""
+    """Errors from ratios of predicted to measured times, with a row per run and a column per choice of terms."""
     error = np.abs(ratio - 1).mean(axis=0)
     bias = (ratio - 1).mean(axis=0)
     adds = (1 - ratio / ratio[:, :1]).mean(axis=0)

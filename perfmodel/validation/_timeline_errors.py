@@ -180,7 +180,7 @@ def _stage_errors(
     measured_s: np.ndarray,
     batch_s: Float[np.ndarray, " runs"],
 ) -> "pd.DataFrame":
-    """Passes from their first start to their last end."""
+    """Errors by stage, from the first start to the last end of each pass."""
     import pandas as pd
 
     names = ["device", "stage", "phase", "micro_batch"]
@@ -265,7 +265,7 @@ def _stamps(timeline: Timeline, ops: np.ndarray) -> np.ndarray:
 
 
 def _require_same(a: Structure, b: Structure) -> None:
-    """Duration classes may be numbered differently (a cluster tells events apart by where they run)."""
+    """Raise an error unless both timelines have the same structure; duration classes may be numbered differently."""
     if a is b:
         return
     for name in ("devices", "n_ops"):

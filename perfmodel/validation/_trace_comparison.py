@@ -142,7 +142,7 @@ def timeline_trace(timeline: Timeline) -> MeasuredTrace:
 
 @dataclass(frozen=True, eq=False)
 class _Matching:
-    """Activities found on both sides, and how many of each side's computations they hold."""
+    """Activities found on both sides, and the share of each side's computations that they cover."""
 
     activities: Activities
     matched_by: str
@@ -230,7 +230,7 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
 
 
 def _groups(trace: MeasuredTrace, device: int, matched_by: str) -> dict[Key, Int[np.ndarray, " ops"]]:
-    """Computations of a device that are alike, by what they are alike in; each in order of start."""
+    """Group a device's computations by their common key, each group in order of start."""
     ops = _computations(trace)
     ops = ops[trace.device[ops] == device]
     if matched_by == "order":

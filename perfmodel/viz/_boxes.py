@@ -19,15 +19,15 @@ _STRIP: Final = 0.16
 """Share of a box's height that the critical path's strip takes."""
 _LEAST_LABEL_PT: Final = 3.8
 _NARROW_PT: Final = 1.5
-"""Boxes below this width blend into colours that no legend names."""
+"""Boxes below this width would blend into colours that the legend lacks."""
 _SHORT_PT: Final = 6.0
-"""Boxes below this width join the narrow ones of their lane, so that a lane is drawn in one way."""
+"""Boxes below this width are drawn like the narrow ones of their lane, so that a lane looks uniform."""
 _COLUMN_PT: Final = 1.5
 """Distance between the points at which shares of time are drawn."""
 _MOST_COLUMNS: Final = 8
-"""Points, at most, that a share is averaged over."""
+"""Most points over which a share is averaged."""
 _LEAST_NARROW: Final = 20
-"""Narrow boxes of a lane from which their shares are drawn instead."""
+"""Least number of narrow boxes of a lane for which shares are drawn instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Boxes:
     top: Float[np.ndarray, " boxes"]
     """Upper edge, in rows from the top."""
     height: Float[np.ndarray, " boxes"]
-    """Height in rows."""
+    """Height of each box in rows."""
     colour: list[str]
     """Colour of each box."""
     label: list[str]
@@ -116,7 +116,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
 def _apart(
     boxes: Boxes, shown: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
 ) -> tuple[Int[np.ndarray, " whole"], list[Int[np.ndarray, " lane"]]]:
-    """Boxes to draw one by one, and those of lanes full of narrow ones."""
+    """Divide boxes into those drawn one by one, and those of lanes full of narrow ones."""
     # A lane is drawn as shares as soon as many of its boxes are too narrow to be seen.
     short = shown[wide_pt[shown] < _SHORT_PT]
     places = np.stack([boxes.top[short], boxes.height[short]], axis=1)
@@ -138,7 +138,7 @@ def _draw_shares(
     colours: list[str],
     at: Float[np.ndarray, " points"],
 ) -> None:
-    """Draw a lane's boxes as shares: at every point those of the time around it by colour, stacked upwards."""
+    """Draw a lane's boxes as shares: at every point the stacked shares of the surrounding time by colour."""
     colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
     starts = [np.sort(boxes.start[lane[colour_of == colour]]) for colour in colours]
     # A share is averaged over at least a period of the slowest colour, so that it does not flicker.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HYPHENED = re.compile(r"\b(all|reduce|inter|intra) (reduce|gather|scatter|to all|node)")
 _LEAST_SPAN = 0.1
-"""Share of the step that the axis shows at least, so that a flat curve looks flat."""
+"""Least span of the axis as a share of the step, so that a flat curve looks flat."""
 
 
 @styled

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _SIDE: Final = (Stream.DATA_COMM, Stream.OFFLOAD, Stream.RELOAD)
 _PASS_IN: Final = 0.1
-"""Width of a pass from which a number of two digits can be read in it."""
+"""Least width of a pass in which a number of two digits is legible."""
 _LIGHTEST: Final = 0.6
-"""Share of the way to white of the last chunk's colour."""
+"""Share by which the last chunk's colour is lightened towards white."""
 
 
 @styled
@@ -170,7 +170,7 @@ def kind_of_pass(kind: int) -> bool:
 
 
 def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
-    """Start of the enlarged part, and how long it can be for the numbers of its passes to be read."""
+    """Start of the enlarged part, and the longest duration for which the numbers of its passes are legible."""
     # Numbers are readable from `_PASS_IN` on, and a quarter of the passes may be too short for
     # them.
     is_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)

@@ -90,7 +90,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
 
 
 def _rows(predictions: Sequence[Prediction]) -> list[str]:
-    """Fields of the layouts to write below their bars: numbers that vary, and words where numbers do not tell apart."""
+    """Fields of the layouts to write below their bars: numbers that vary, and words if numbers do not distinguish
+    them."""
     layouts = [p.layout for p in predictions]
 
     def varies(name: str) -> bool:
@@ -133,7 +134,7 @@ def _degrees(axis: "Axes", predictions: Sequence[Prediction], rows: Sequence[str
 
 
 _LETTERS = "ABCD"
-"""Names of the layouts of a front that are pointed out."""
+"""Letters that label selected layouts of a front."""
 _DIGITS = (1, 1.5, 2, 3, 5, 7)
 _ROUND = tuple(float(f"{digits}e{exponent}") for exponent, digits in product(range(-6, 9), _DIGITS))
 """Multiples of powers of ten at which logarithmic axes may have ticks."""

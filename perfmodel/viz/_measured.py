@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INTERVALS_UP_TO = 150
-"""Rows up to which each has its interval drawn; of more, a regular sample has."""
+"""Most rows for which every interval is drawn; with more rows, those of a regular sample."""
 _POINTS_UP_TO = 5000
 _MOST_POINTS = 3000
-"""Points of a family; a regular sample of more."""
+"""Most points of a family; with more, a regular sample is drawn."""
 _COMPUTE_LANE: Final = (0.05, 0.62)
 _SIDE_LANE: Final = (0.69, 0.26)
 _SEEN_GAP: Final = 0.001
-"""Share of the step that is half a point of a page's width."""
+"""Gap, as a share of the step, that is half a point wide on a page."""
 
 
 @styled
@@ -237,7 +237,7 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
 
 
 def _decades(axis: "Axes", most: int) -> None:
-    """Logarithmic axes with at most so many numbers, and marks for all between."""
+    """Set logarithmic axes with a limited number of labels, and marks in between."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     for side in (axis.xaxis, axis.yaxis):
@@ -288,7 +288,7 @@ def draw_comparison(
 
 
 def _joined(trace: MeasuredTrace) -> MeasuredTrace:
-    """Activities of one pass that follow each other on a stream with hardly a gap as one."""
+    """Merge activities of one pass that follow one another on a stream almost without gaps."""
     # A pass of thousands of kernels would be too many boxes to draw, and looks the same as one.
     # Sort by device, stream and start, so that neighbours in the array are neighbours in time.
     order = np.lexsort((trace.start_s, trace.stream, trace.device))
@@ -314,7 +314,7 @@ def _first_computation_s(trace: MeasuredTrace) -> float:
 
 
 def _event(trace: MeasuredTrace, i: int) -> str:
-    """Name in `EVENTS` of an activity: its phase, or what it keeps busy where the trace tells no phase."""
+    """Name in `EVENTS` of an activity: its phase, or the resource that it uses if the trace has no phase."""
     return PHASES[trace.phase[i]] or ActivityKind(trace.kind[i]).name.lower()
 
 

@@ -33,7 +33,7 @@ _STYLES: Final = ("-", "--", ":", "-.")
 _ROW_IN: Final = 0.15
 _LEAST_ROW_IN: Final = 0.06
 _PANEL_IN: Final = 3.9
-"""Height of a panel up to which its rows are as high as they are."""
+"""Largest height of a panel; beyond it rows become lower."""
 
 
 @styled

@@ -89,7 +89,7 @@ def new_figure(width: Width, height_in: float) -> "Figure":
 
 @cache
 def _picture() -> "type[Figure]":
-    """Figures that notebooks show by themselves, without any setting of matplotlib."""
+    """Class of figures that notebooks show without any setting of matplotlib."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):

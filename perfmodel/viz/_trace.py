@@ -18,7 +18,7 @@ from perfmodel.units import GIB
 
 _SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _MOST_EVENTS: Final = 3_000_000
-"""Events of a trace that is written, at most: some 400 MB of text."""
+"""Most events of a written trace, about 400 MB of text."""
 
 
 def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank: bool = False) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]
 
 
 def _within(timeline: Timeline, op: int, start_s: float, duration_s: float) -> dict[str, float]:
-    """Times of a part of an op; rounding must not move it beyond the op, which viewers refuse."""
+    """Times of a part of an op, limited to the op because viewers reject parts that rounding moves outside."""
     end_s = min(start_s + duration_s, float(timeline.end_s[op]))
     return {"ts": start_s * 1e6, "dur": max(end_s - start_s, 0.0) * 1e6}
 

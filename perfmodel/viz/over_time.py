@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMED_UP_TO = 4
-"""Ranks up to which each line has its name in the legend."""
+"""Most ranks for which each line is named in the legend."""
 _ALL_UP_TO: Final = 16
 _COLUMN_PT: Final = 4.0
-"""Width below which a micro-batch's rise and fall cannot be told from the next one's."""
+"""Width below which the rise and fall of successive micro-batches cannot be distinguished."""
 _TIGHT: Final = {"columnspacing": 0.9, "handletextpad": 0.4, "borderaxespad": 0.2}
 _LEAST_SHARE: Final = 0.4
-"""Share of the capacity that must be used for the axis to go up to it."""
+"""Least used share of the capacity for which the axis includes the capacity."""
 
 
 @styled

@@ -27,8 +27,8 @@ Multiplication Background User's Guide, section 3). A batched product with other
 is accumulated in fp32 on the ordinary cores, and is priced as an fp32 product."""
 
 SOFTMAX_BLOCK = 4
-"""Megatron-LM's fused softmax takes batches of a multiple of this many score matrices, of 16 bits, and leaves others to
-torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
+"""Megatron-LM's fused softmax accepts only 16-bit scores in batches of a multiple of this many matrices, and leaves
+others to torch (`FusedScaleMaskSoftmax.is_kernel_available`)."""
 
 
 def self_attention(
@@ -246,8 +246,8 @@ def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAtt
 
 
 def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
-    """The projection to a gate of every head, of the input that queries keep, and what it does to attention's
-    result."""
+    """The projection to one gate per head, from the input that queries save, and the product of the gates with
+    attention's result."""
     width = local.heads * latent.v_head_dim
     if not model.attention.head_gate:
         return []
@@ -259,7 +259,7 @@ def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention)
 
 
 def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
-    """Projection of queries, through a compressed one of their own where the model has it."""
+    """Projection of queries, through a compressed form if the model has one."""
     rows = local.norm_tokens
     width = local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     if not latent.q_lora_rank:
@@ -325,7 +325,7 @@ def _attention_core(
 
 
 def _cached(local: ShardSizes, kv_heads: int, dims: int) -> KernelOp:
-    """Keys and values of a prompt copied into the cache; those of single tokens come with the kernel that reads it."""
+    """Copy of a prompt's keys and values into the cache; for single tokens the attention kernel itself writes them."""
     return memory(local.precision, "fill_cache", local.tokens, kv_heads * dims)
 
 

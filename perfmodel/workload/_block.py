@@ -71,7 +71,7 @@ class ExpertChoice(NamedTuple):
     """Groups that a token may choose its experts from."""
 
     def reached(self, parts: int) -> float:
-        """Mean number of `parts` (equal groups of experts) that hold at least one of a token's experts.
+        """Mean number of `parts` (equal groups of experts) with at least one of a token's experts.
 
         Choices are taken to be independent, so these are non-empty bins (Johnson and Kotz, "Urn Models", 1977,
         section 3.2).
@@ -105,30 +105,31 @@ class Comm:
     group: Literal["tp", "cp", "ep", "etp", "dp"]
     count: int = 1
     overlappable: bool = False
-    """Whether the op is independent of the kernel beside it (weight gradient, attention), so that it can hide behind
+    """Whether the op is independent of a neighbouring kernel (weight gradient, attention), so that it can overlap with
     it."""
     beside_attention: bool = False
-    """It hides behind the attention kernels of its phase, and behind no other."""
+    """Whether it can overlap only with the attention kernels of its phase."""
     follows: bool = False
-    """Runs a few short kernels after another collective of the same ranks: the ranks have just met, so that none waits,
-    and there is no product with which `tp_overlap` could overlap ring steps."""
+    """Whether it runs only a few short kernels after another collective of the same ranks. The ranks are then
+    synchronised, so that none waits, and there is no product with which `tp_overlap` could overlap ring steps."""
     choice: ExpertChoice | None = None
-    """How tokens choose experts, where each goes to every rank once: `bytes` are those of one copy of each token."""
+    """How tokens choose experts, if each token is sent to every rank only once; `bytes` then count one copy of each
+    token."""
     exchange: Exchange | None = None
     """The library that carries it out, if it is a specialised one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationBytes:
-    """Bytes that one micro-batch leaves behind for backward, under each recompute mode."""
+    """Bytes that one micro-batch saves for backward, under each recompute mode."""
 
     none: float
-    """All that backward reads."""
+    """Everything that backward reads."""
     selective: float
     """All except activations of the recomputed modules: core attention (Korthikanti section 5), or the job's
     `recompute_modules`."""
     full: float
-    """The block's input alone."""
+    """Only the block's input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +148,7 @@ class BlockOps:
     backward_input: Kernels = ()
     """Gradients of inputs, and all element-wise backward kernels."""
     backward_weight: Kernels = ()
-    """Gradients of weights."""
+    """Events that compute gradients of weights."""
     recompute_selective: Kernels = ()
     """Forward work repeated in backward under selective recompute."""
     recompute_full: Kernels = ()
@@ -165,9 +166,9 @@ class BlockOps:
     frozen_params: int = 0
     """The part of `params` outside routed experts that is frozen while the rest is trained."""
     tied_params: int = 0
-    """Parameters shared with the first embedding; held again only where the two are on different stages."""
+    """Parameters shared with the first embedding; stored a second time only if the two are on different stages."""
     shared_params: int = 0
-    """Parameters shared with the block before it; held again only where a rank has none of that."""
+    """Parameters shared with the previous block; stored a second time only on ranks without that block."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
     workspace_bytes: float = 0.0
     """Transient peak inside the block, in addition to `activation_bytes`."""

@@ -147,7 +147,7 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
 
 
 def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, *, train: bool) -> BlockOps:
-    """A block of consecutive layers, with the images that it takes and gives."""
+    """A block of consecutive layers, with its input and output images."""
     pieces: list[Piece] = []
     for layer in layers:
         pieces += _layer(layer, precision, batch, job)
@@ -166,7 +166,7 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, job: Job, 
 
 
 def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iterator[Piece]:
-    """The layer itself, then its batch norm, shortcut addition and ReLU, each a kernel of its own or all one."""
+    """The layer itself, then its batch norm, shortcut addition and ReLU, as separate kernels or as one."""
     # The layer itself.
     rows, area = batch * layer.c_out, layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)

@@ -21,9 +21,9 @@ class ContextPart:
     backward_comm: tuple[Comm, ...] = ()
     """Exchanges of the backward pass, gradients among them."""
     merges: tuple[MemoryBound, ...] = ()
-    """Kernels that add a step's results to those of the steps before."""
+    """Kernels that add a step's results to those of earlier steps."""
     gradient_merges: tuple[MemoryBound, ...] = ()
-    """Kernels that add a step's gradients to those of the steps before."""
+    """Kernels that add a step's gradients to those of earlier steps."""
 
 
 def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
@@ -164,7 +164,8 @@ def _gathered(local: ShardSizes, attention: Attention) -> ContextPart:
 
 
 def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
-    """A cp-th of the heads over the whole sequence: queries, keys and values are exchanged before, results after.
+    """Attention of 1 / cp of the heads over the whole sequence; queries, keys and values are exchanged before, results
+    after.
 
     DeepSpeed Ulysses, arXiv 2309.14509.
     """

@@ -141,7 +141,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
 
 
 def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
-    """Patches as rows of one product, on every rank its tokens; positions added.
+    """Embedding of patches by one product over the rank's tokens, with positions added.
 
     With conditioning, also the embeddings of time step and class.
     """
@@ -166,8 +166,8 @@ def _patch_pieces(model: Transformer, local: ShardSizes, patches: Patches) -> li
 
 
 def _spectrogram_pieces(local: ShardSizes, spectrogram: Spectrogram) -> list[Piece]:
-    """Two convolutions over time as products of what they see, each with GELU (transformers
-    models/whisper/modeling_whisper.py `WhisperEncoder`)."""
+    """Two convolutions over time as matrix products, each with GELU (transformers models/whisper/modeling_whisper.py
+    `WhisperEncoder`)."""
     # The first keeps the length, the second leaves one token of `stride` instants. Spectra need no gradient.
     h, kernel, rows = local.hidden, spectrogram.kernel, local.norm_tokens
     instants = rows * spectrogram.stride
@@ -192,7 +192,7 @@ def spectrogram_products(hidden: int, spectrogram: Spectrogram) -> int:
 
 
 def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list[Piece]:
-    """Classes of an image's pooled token, or what diffusion predicts for every patch, with the loss on it."""
+    """Head on patches, with its loss: classes of an image's pooled token, or the diffusion output of every patch."""
     h, pieces = local.hidden, []
     if model.norms.adaln:
         pieces += conditioning(local, 2, [("mul", 2), ("add", 2)])
@@ -212,7 +212,8 @@ def _patch_head(model: Transformer, local: ShardSizes, patches: Patches) -> list
 
 
 LABELS: Final = 2
-"""Outputs of a head of labels: start and end of an answer, or two classes. More of them cost next to nothing too."""
+"""Outputs of a head of labels: start and end of an answer, or two classes. Further outputs would cost almost
+nothing."""
 
 
 def _label_head(local: ShardSizes) -> list[Piece]:
@@ -262,7 +263,7 @@ def _of_whole_vocabulary(local: ShardSizes) -> ShardSizes:
 
 
 def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
-    """Bytes per logit of what an eager loss holds beside the log-probabilities while it makes their gradient.
+    """Bytes per logit that an eager loss holds in addition to the log-probabilities while it computes their gradient.
 
     Args:
         element_bytes: of fp32, or of the logits' own type where the loss reads them as they are.
@@ -280,7 +281,7 @@ def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
 
 
 def _logits_at_once(local: ShardSizes) -> float:
-    """Elements of the logits that exist at a time: all, or of a chunked loss those of one part of the tokens."""
+    """Elements of the logits that exist at once: all, or those of one chunk of tokens in a chunked loss."""
     logits = float(local.tokens) * local.vocab
     if not local.job.loss.chunked_loss:
         return logits
@@ -292,7 +293,7 @@ def _logits_at_once(local: ShardSizes) -> float:
 
 
 def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
-    """Sizes of the head: its tokens are all, or of masked language models the masked ones."""
+    """Sizes of the head, whose tokens are all tokens, or only the masked ones in masked language models."""
     if not (model.head.pooler_and_mlm_head and local.job.loss.masked_head):
         return local
     return replace(
@@ -303,7 +304,8 @@ def _seen_by_head(model: Transformer, local: ShardSizes) -> ShardSizes:
 
 
 def token_lookup(local: ShardSizes, *, params: int) -> Piece:
-    """Vocabulary-parallel lookup of all tokens, and the sum over ranks, all of which but one give zeros for a token."""
+    """Vocabulary-parallel lookup of all tokens, and the sum over ranks, where only one rank has a nonzero result for
+    each token."""
     n_bytes = local.hidden_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
@@ -386,7 +388,7 @@ def _loss_with_gradient(local: ShardSizes) -> Piece:
 
 
 def _loss_reductions(local: ShardSizes) -> tuple[Comm, ...]:
-    """Reductions among tensor-parallel ranks, each of which has a part of the vocabulary.
+    """Reductions over tensor-parallel ranks, each with a part of the vocabulary.
 
     Maximum, target logit and sum of exponentials, one fp32 value per token each (Megatron-LM's
     `_VocabParallelCrossEntropy`).
@@ -397,7 +399,8 @@ def _loss_reductions(local: ShardSizes) -> tuple[Comm, ...]:
 
 
 def _bert_transform(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """The replicated transform before the vocabulary, after pooler and next-sentence classifier where there are any."""
+    """The replicated transform before the vocabulary projection, after pooler and next-sentence classifier if
+    present."""
     h, rows, precision = local.hidden, local.norm_tokens, local.precision
     pooler = [*_pooler(local), linear(precision, local.shard.micro_batch, 2, h, bias=2)]
     width = table_width(model)

@@ -110,18 +110,19 @@ class Routing:
     local_experts: int
     """Experts of this device."""
     hidden: int
-    """Elements of a token as experts get it."""
+    """Elements of a token as sent to experts."""
     inner: int
     """Inner size of an expert's shard."""
     shared: bool
-    """All ranks of expert parallelism hold all tokens, so that nothing is dispatched; their results are summed."""
+    """Whether all expert-parallel ranks hold all tokens, so that nothing is dispatched and results are summed."""
     gathered: bool
-    """Dispatched tokens are gathered over the ranks that shard an expert, which hold different ones."""
+    """Whether dispatched tokens are gathered over the ranks that shard an expert, because these hold different
+    tokens."""
     choice: ExpertChoice
     """How tokens choose experts."""
     fused: bool
-    """One kernel copies tokens, runs the experts and adds up their results, as inference servers have it; gated ones
-    were measured so. Training runs grouped products (`TEGroupedMLP` of Megatron-Core)."""
+    """Whether one kernel copies tokens, runs the experts and adds up their results, as in inference servers, where
+    gated experts were measured. Training runs grouped products (`TEGroupedMLP` of Megatron-Core)."""
 
     @property
     def active_experts(self) -> int:
@@ -130,7 +131,7 @@ class Routing:
 
     @property
     def rows_per_expert(self) -> int:
-        """Token copies of each of them."""
+        """Token copies per active expert."""
         return -(-self.processed // self.active_experts)
 
 
@@ -266,18 +267,18 @@ def multiplies_by_masks(job: Job) -> bool:
 
 
 def _places(local: ShardSizes, routing: Routing) -> int:
-    """Places of all experts for the tokens of one sequence (MaxText `generate_masks`)."""
+    """Number of slots of all experts for the tokens of one sequence (MaxText `generate_masks`)."""
     return max(1, round(local.seq_local * routing.choice.topk * routing.load))
 
 
 def _to_places(local: ShardSizes, routing: Routing) -> Gemm:
-    """Product that brings the tokens of every sequence to the places of all experts."""
+    """Product that copies the tokens of every sequence into the slots of all experts."""
     dtype, places = local.precision.wide_dtype, _places(local, routing)
     return Gemm(op="bmm", dtype=dtype, batch=local.sequences, m=places, n=routing.hidden, k=local.seq_local)
 
 
 def _from_places(local: ShardSizes, routing: Routing) -> Gemm:
-    """Product that adds up what lies at the places of every token."""
+    """Product that sums the results in the slots of every token."""
     dtype, places = local.precision.wide_dtype, _places(local, routing)
     return Gemm(op="bmm", dtype=dtype, batch=local.sequences, m=local.seq_local, n=routing.hidden, k=places)
 
@@ -315,7 +316,8 @@ def _exchange(local: ShardSizes, routing: Routing) -> tuple[tuple[Comm, ...], tu
 
 
 def _partial_sums(local: ShardSizes, routing: Routing) -> tuple[Comm, ...]:
-    """The sum over tensor-parallel ranks where, without sequence parallelism, all of them route all tokens."""
+    """The sum over tensor-parallel ranks that is needed if, without sequence parallelism, all of them route all
+    tokens."""
     if local.tp == 1 or local.sequence_parallel:
         return ()
     return (

@@ -41,11 +41,11 @@ class ModelFlops:
     attention_causal_forward: float
     """Scores and context over visible pairs only; equal to the full ones without a causal mask or window."""
     selective_forward: float = 0.0
-    """The part of all these that selective recompute repeats."""
+    """The part of these FLOPs that selective recompute repeats."""
     adapters_forward: float = 0.0
-    """Low-rank products beside frozen ones (LoRA)."""
+    """Low-rank products of adapters (LoRA)."""
     frozen_forward: float = 0.0
-    """Products, of all those above, with weights that are not trained: they have no weight gradient."""
+    """The part of these FLOPs in products with frozen weights, which have no weight gradient."""
     train: bool = True
     """Whether the step has a backward pass."""
 
@@ -77,7 +77,8 @@ class ModelFlops:
         return self.total + (self.layers_forward + self.attention_forward + self.adapters_forward)
 
     def _with_backward(self, forward: float) -> float:
-        """Forward FLOPs with those of input gradients (as many) and of weight gradients (as many as are trained)."""
+        """Forward FLOPs, plus the same number for input gradients, plus those of trained weights for weight
+        gradients."""
         if not self.train:
             return forward
         return 3 * forward - self.frozen_forward
@@ -157,7 +158,7 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
 
 def _sub_layer_counts(model: Transformer) -> Counter[str]:
-    """How often each sub-layer of `Transformer.stack` occurs, modules of multi-token prediction included."""
+    """Number of occurrences of each sub-layer of `Transformer.stack`, including multi-token-prediction modules."""
     return Counter("".join((*model.stack, *model.mtp_stack)))
 
 
@@ -222,7 +223,7 @@ def _attention_products(model: Transformer, job: Job, letters: Mapping[str, int]
 
 
 def _head_flops(model: Transformer, job: Job, batch: float, s_out: float) -> tuple[float, float]:
-    """Forward FLOPs that count with the head, and the vocabulary projection's part of them."""
+    """Forward FLOPs of the head, and the vocabulary projection's part of them."""
     s, h = job.tokens_per_sequence, model.hidden
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
@@ -280,13 +281,13 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
 
 
 def _adapted(job: Job, products: Mapping[str, int], k: int) -> int:
-    """Multiply-adds per token and unit of rank in adapters beside products of `k` inputs, by their outputs."""
+    """Multiply-adds per token and unit of rank in adapters of products with `k` inputs, by their outputs."""
     # An adapter of a product of k inputs and n outputs takes k + n.
     return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
 
 
 def _attention_adapters(model: Transformer, job: Job) -> tuple[int, int]:
-    """Multiply-adds per token and unit of rank in adapters before one attention's core, and behind it."""
+    """Multiply-adds per token and unit of rank in adapters before and after one attention's core."""
     _, d_v = _head_dims(model)
     behind = _adapted(job, {"linear_proj": model.hidden}, model.heads * d_v)
     if model.latent_attention:
@@ -299,7 +300,7 @@ def _attention_adapters(model: Transformer, job: Job) -> tuple[int, int]:
 
 
 def _repeated(model: Transformer, job: Job) -> int:
-    """Elements of weights that a token passes again where modules of layers are recomputed."""
+    """Elements of weights that a token passes again when modules of layers are recomputed."""
     letters = Counter("".join(model.stack))
     modules = job.activations.recompute_modules
     repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
@@ -345,7 +346,7 @@ def _patch_flops(model: Transformer, patches: Patches, batch: float, s: float) -
 
 
 def _plain(layers: float, head: float, job: Job) -> ModelFlops:
-    """FLOPs of a model whose products all have weights, of which any that is trained has all trained."""
+    """FLOPs of a model whose products all have weights, which are either all trained or all frozen."""
     return ModelFlops(
         layers_forward=layers,
         head_forward=head,
@@ -403,6 +404,6 @@ def _visible_pairs(s: float, window: int) -> float:
 
 
 def _chunked_pairs(s: float, chunk: int) -> float:
-    """Query-key pairs where each query sees the keys before it in its own chunk of so many."""
+    """Query-key pairs in chunked attention, where each query sees the earlier keys of its own chunk of this size."""
     full_chunks, rest = divmod(s, chunk)
     return full_chunks * _visible_pairs(chunk, 0) + _visible_pairs(rest, 0)

@@ -201,7 +201,7 @@ def row_linear(
 
 
 def gather_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
-    """The copy of what tensor-parallel ranks gathered along the sequence into the order of sequences.
+    """The copy of tensors gathered over tensor-parallel ranks into the order of sequences.
 
     A collective stacks what ranks send, so that parts of several sequences alternate; one sequence lies in order
     (PyTorch torch/_utils.py `_maybe_view_chunk_cat`, in `all_gather_tensor` of distributed/_functional_collectives.py).
@@ -212,7 +212,7 @@ def gather_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ..
 
 
 def scatter_copy(local: ShardSizes, rows: int, hidden: int) -> tuple[KernelOp, ...]:
-    """The copy of what tensor-parallel ranks scatter along the sequence into the order of ranks (`sequence_copy`).
+    """The copy of tensors to be scattered over tensor-parallel ranks into the order of ranks (`sequence_copy`).
 
     PyTorch distributed/_functional_collectives.py `reduce_scatter_tensor`: chunks of any dimension but the first are
     concatenated, one sequence's too. Activations are [batch, sequence, hidden]. Megatron's are [sequence, batch,
@@ -246,7 +246,7 @@ def adapters(
 
 
 def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
-    """A low-rank adapter beside a frozen product of [tokens, k] by [k, n].
+    """A low-rank adapter of a frozen product [tokens, k] x [k, n].
 
     y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
     (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`;
@@ -318,7 +318,7 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
 
 
 def _adapter_sums(local: ShardSizes, k: int, *, row_parallel: bool) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
-    """Collectives of what lies between an adapter's two products, forward and backward."""
+    """Collectives of the tensor between an adapter's two products, forward and backward."""
     if local.tp == 1:
         return (), ()
     n_bytes = float(local.tokens) * local.job.fine_tuning.adapter_rank * local.act_bytes
@@ -351,7 +351,7 @@ class AdapterResult(NamedTuple):
 
 
 def _adapter_result(local: ShardSizes, n: int) -> AdapterResult:
-    """What the result of a row-parallel product's adapter, of `n` columns, needs."""
+    """The collectives and kernels that the adapter of a row-parallel product with `n` columns needs."""
     if local.tp == 1:
         return AdapterResult()
 

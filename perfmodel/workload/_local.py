@@ -20,17 +20,17 @@ class Precision:
     dtype: str
     """Element type of matrix products."""
     recipe: str
-    """How operands of 8 and 4 bits are scaled (`Job.fp8_recipe`)."""
+    """Scaling recipe of 8- and 4-bit operands (`Job.fp8_recipe`)."""
     act_dtype: str
     """Element type of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
     act_bytes: int
-    """Bytes of an element of it."""
+    """Bytes of an element of `act_dtype`."""
     accumulate: bool
-    """Weight gradients are added to an fp32 buffer by the product itself."""
+    """Whether the product itself adds weight gradients to an fp32 buffer."""
     frozen: bool = False
-    """Weights have no gradients."""
+    """Whether weights have no gradients."""
     base: str = ""
-    """How weights are stored that are brought to 16 bits for every product (`Job.base_weights`)."""
+    """Storage of weights that are converted to 16 bits for every product (`Job.base_weights`)."""
 
     @property
     def wide_dtype(self) -> str:
@@ -83,7 +83,7 @@ class ShardSizes:
     ffn: int
     """Inner size of the dense feed-forward on this device."""
     vocab: int
-    """Rows of this device's shard of the padded vocabulary; 0 where the input is patches."""
+    """Rows of this device's shard of the padded vocabulary; 0 if the input is patches."""
     precision: Precision
 
     @property
@@ -146,7 +146,7 @@ class ShardSizes:
 
 
 MASKED_TOKENS: Final = (20, 128)
-"""Places for masked tokens among the tokens of a sequence (google-research/bert README)."""
+"""Slots for masked tokens by length of the sequence (google-research/bert README)."""
 
 
 def masked_tokens(tokens: float) -> int:
@@ -224,7 +224,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
 
 
 def _rank_kv_heads(model: Transformer, tp: int) -> int:
-    """Heads of keys and values on a rank: each is copied where ranks are more."""
+    """Heads of keys and values on a rank; they are replicated if there are more ranks than heads."""
     return max(1, _expanded_kv_heads(model) // tp)
 
 

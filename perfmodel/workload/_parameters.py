@@ -34,7 +34,7 @@ class Parameters:
     experts: int = 0
     """Routed experts."""
     router: int = 0
-    """Routers, and the projections to and from what experts work on, where that is not the hidden size."""
+    """Routers, and the projections to and from the experts' latent space, if there is one."""
     mamba: int = 0
     """Mamba-2 mixers, gated delta nets and short convolutions of hybrids."""
     norms: int = 0
@@ -148,7 +148,7 @@ def _(model: Transformer) -> Parameters:
 
 
 def _sub_layers(model: Transformer, letters: str) -> Parameters:
-    """Parameters of sub-layers, letters of `MIXERS`, with their norms and what conditions them."""
+    """Parameters of sub-layers, letters of `MIXERS`, with their norms and conditioning."""
     h, experts = model.hidden, model.experts
     n = Counter(letters)
     attending = n["*"] + n["W"]

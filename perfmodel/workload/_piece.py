@@ -45,28 +45,28 @@ class Piece:
     saved_bytes: float = 0.0
     """Bytes that the piece saves for its backward."""
     input_bytes: float = 0.0
-    """The part of `saved_bytes` that the piece before made."""
+    """The part of `saved_bytes` that the previous piece produced."""
     reads_result: bool = False
-    """Its gradients are made of what the product before it gave, so that recompute does not stop before that."""
+    """Whether its gradients need the result of the preceding product, so that recompute must include that."""
     inner_forward: tuple[KernelOp, ...] = ()
-    """Kernels before its last product whose results its own backward needs."""
+    """Kernels before its last product whose results its backward needs."""
 
 
 _PARTS_OF_MODULES: Final[Mapping[RecomputeModule, frozenset[RecomputeModule]]] = {
     "moe": frozenset({"moe_act", "shared_experts"}),
     "mlp": frozenset({"mlp_act"}),
 }
-"""Modules that are part of others, and so repeated with these."""
+"""Modules that are part of others, and therefore recomputed with these."""
 
 
 SECOND_PRODUCTS: Final[RecomputeModule] = "second_products"
 """The module of torch's selective checkpoints of operators."""
 _KEPT_COLLECTIVES: Final = ("reduce_scatter", "all_to_all")
-"""Collectives whose results these keep."""
+"""Collectives whose results torch's selective checkpoints save."""
 
 
 def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
-    """Mark pieces as repeated where `module` is recomputed.
+    """Mark pieces as recomputed if `module` is.
 
     They then keep nothing but the input of the first, or free `frees` bytes each.
     """
@@ -173,7 +173,7 @@ def assemble(
 def _selective_work(
     pieces: Sequence[Piece], modules: tuple[RecomputeModule, ...], input_bytes: float | None
 ) -> list[RecomputedWork]:
-    """What selective recompute of some modules repeats of a block (`assemble`)."""
+    """The work of a block that selective recompute of some modules repeats (`assemble`)."""
     if SECOND_PRODUCTS in modules and input_bytes is not None:
         return _second_products(pieces, input_bytes)
 
@@ -230,12 +230,12 @@ def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[Recomp
 
 
 def _is_copy(op: KernelOp) -> bool:
-    """Whether a kernel moves a tensor and nothing else."""
+    """Whether a kernel only moves a tensor."""
     return isinstance(op, MemoryBound) and (op.op, op.n_inputs) == ("add", 1)
 
 
 def _result_bytes(op: KernelOp) -> int:
-    """Bytes of an element of a kernel's result: of 16 bits where the operands have fewer."""
+    """Bytes of an element of a kernel's result, which has 16 bits if the operands have fewer."""
     return dtype_bytes(storage_dtype(op.dtype))
 
 
@@ -307,7 +307,7 @@ def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int
 
 
 def _kernels(parts: Iterable[tuple[KernelOp, ...]]) -> Kernels:
-    """Kernels of all parts in order, equal ones that follow one another counted."""
+    """Kernels of all parts in order, with consecutive equal ones counted."""
     counted: list[tuple[KernelOp, int]] = []
     for op in chain.from_iterable(parts):
         if counted and counted[-1][0] == op:
@@ -326,9 +326,9 @@ def _comms(parts: Iterable[tuple[Comm, ...]]) -> tuple[Comm, ...]:
 
 
 CLIPPING_PASSES = 3
-"""The gradient is read for the norm; read and written again to clip it."""
+"""Passes over the gradient for clipping: it is read for the norm, then read and written to clip it."""
 UNSCALING_PASSES = 2
-"""The gradient is read and written to take the loss scale off."""
+"""Passes over the gradient for unscaling: it is read and written to remove the loss scale."""
 WIDEN_BYTES = 6
 """Bytes per parameter: an fp16 gradient copied to fp32."""
 AVERAGE_BYTES = 4 + 8

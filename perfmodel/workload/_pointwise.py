@@ -65,8 +65,8 @@ _GELU_FORMULA: Final = (
     ("mul", 2),
 )
 _GELU_FORMULA_KEEPS: Final = 4
-"""0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) as transformers wrote it before 4.0 (`activations.gelu_new`);
-kept are x, the tanh and both factors of the last product."""
+"""0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) as in transformers before 4.0 (`activations.gelu_new`), which saves
+x, the tanh and both factors of the last product."""
 
 
 def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
@@ -129,7 +129,8 @@ def side_by_side(
 
 
 def beside_experts(model: Transformer, local: ShardSizes, attention: list[Piece], experts: list[Piece]) -> list[Piece]:
-    """Attention and experts on what one norm gives, and a joint residual addition (`Transformer.parallel_blocks`)."""
+    """Attention and experts on the output of one norm, and a joint residual addition
+    (`Transformer.parallel_blocks`)."""
     # Experts return tokens to their ranks by collectives of their own, so that each branch is reduced by itself.
     first_norm = recomputed("layernorm", [norm(model, local)], [attention[0].input_bytes])
     sum_of_branches = memory(local.precision, "add", local.norm_tokens, local.hidden, 2)
@@ -195,7 +196,7 @@ def activation(model: Transformer, local: ShardSizes, rows: int, width: int) -> 
 
 
 def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
-    """Gate and value cut at their limit, a kernel each as ReLU is, and copied into one tensor again.
+    """Gate and value clamped by a kernel each, like ReLU, and copied into one tensor again.
 
     Keeps both as they were (Megatron-Core megatron/core/fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`).
     """
@@ -252,7 +253,7 @@ def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
 
 
 def attention_gate(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
-    """The sigmoid of a gate times attention's result; keeps both (the gate with the queries that are made with it)."""
+    """The sigmoid of a gate times attention's result; keeps both (the gate together with the queries)."""
     if not (model.attention.attention_gate or model.attention.head_gate):
         return []
     kept_bytes = float(local.tokens * width * local.act_bytes)

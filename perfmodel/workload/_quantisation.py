@@ -17,9 +17,9 @@ from perfmodel.workload._local import Precision, ShardSizes
 from perfmodel.workload._piece import memory
 
 QUANTISING: Final = "quantize_fp8_static"
-"""The measured kernel that stands for all of them, by the bytes that they move."""
+"""The measured kernel whose time per byte prices all quantising kernels."""
 _KERNEL_BYTES: Final = 3.0
-"""Bytes that it moves per element: 16 bits read, 8 written."""
+"""Bytes that this kernel moves per element: 16 bits read, 8 written."""
 _BYTES: Final = {
     "": 3.0,
     "delayed": 4.0,
@@ -41,15 +41,15 @@ and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way 
 docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
 alone, has what it takes more than theirs of tensor-wise scales."""
 _TRANSPOSED_BYTES: Final = {"delayed": 1.0, "current": 1.0, "blockwise": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
-"""Bytes of the transposed copy among these, left out where weights are frozen, which have no gradient that it would be
-an operand of (Transformer Engine 2, pytorch/module/linear.py: `set_usage(rowwise=True,
+"""Bytes of the transposed copy among these, which is not made if weights are frozen, because it is only an operand of
+weight gradients (Transformer Engine 2, pytorch/module/linear.py: `set_usage(rowwise=True,
 columnwise=backward_needs_input)`)."""
 _FUSED_IN_ACTIVATIONS: Final = ("delayed", "mxfp8")
-"""Recipes by which the kernel of an activation writes its result, or its gradient, in 8 bits: scales that are known
-before, or that a block of 32 finds for itself (Transformer Engine 2, pytorch/csrc/extensions/activation.cpp; others
-need the whole tensor's maximum first and cast in a kernel of their own)."""
+"""Recipes by which the kernel of an activation writes its result, or its gradient, in 8 bits: those whose scales are
+known beforehand or computed per block of 32 (Transformer Engine 2, pytorch/csrc/extensions/activation.cpp; others need
+the whole tensor's maximum first and cast in a separate kernel)."""
 _ROUNDED_BYTES: Final = {"aqt": 8.0}
-"""Bytes per element of a gradient besides, where it is rounded at random by numbers that another kernel writes: 32 bits
+"""Additional bytes per element of a gradient that is rounded stochastically with numbers from another kernel: 32 bits
 each, written and read again, for either product (google/aqt aqt/jax/v2/config.py `config_v3`, whose `vjp_lhs` is the
 gradient; stochastic_rounding.py `JaxUniform`). XLA's `rng-bit-generator` gives its state beside the numbers, and so is
 not fused with what reads them. Transformer Engine draws the numbers of nvfp4 in its casts."""
@@ -60,8 +60,8 @@ _GATHERED_BYTES: Final = {
     "mxfp8": 1 + 1 / 32,
     "nvfp4": 9 / 16,
 }
-"""Bytes per element of what tensor-parallel ranks gather for a product, with its scales: quantised before it is sent
-(Transformer Engine 2, pytorch/distributed.py `gather_along_first_dim`)."""
+"""Bytes per element, with scales, of operands that tensor-parallel ranks gather, which are quantised before they are
+sent (Transformer Engine 2, pytorch/distributed.py `gather_along_first_dim`)."""
 _EACH_PRODUCT: Final = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "aqt")
 """Recipes that quantise both operands anew for each of the three products, in every micro-batch: the weight gradient's
 from what forward kept in 16 bits (torchao 0.8 float8/float8_linear.py `matmul_with_hp_or_float8_args.backward`; AQT
@@ -96,13 +96,13 @@ class ProductCasts(NamedTuple):
     """Kernels that bring the operands of a product, and of its gradients, to the type in which they are multiplied."""
 
     input: tuple[MemoryBound, ...] = ()
-    """Before the product: its input."""
+    """Casts before the product, of its input."""
     gradient: tuple[MemoryBound, ...] = ()
-    """Before the input gradient: the gradient of the result."""
+    """Casts before the input gradient, of the result's gradient."""
     weight: tuple[MemoryBound, ...] = ()
-    """Before both: the weight."""
+    """Casts before both, of the weight."""
     weight_gradient: tuple[MemoryBound, ...] = ()
-    """Before the weight gradient: input and gradient once more."""
+    """Casts before the weight gradient, of input and gradient once more."""
 
 
 def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
@@ -124,7 +124,7 @@ def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
 
 
 def activation_quantises(local: ShardSizes) -> bool:
-    """Whether the activation of a dense feed-forward writes the 8-bit operands of the products beside it.
+    """Whether the activation of a dense feed-forward writes the 8-bit operands of the adjacent products.
 
     Transformer Engine's operation fuser does, as far as the recipe lets it (`_FUSED_IN_ACTIVATIONS`) and no adapter
     takes the same operands in 16 bits (Megatron-Core core/extensions/transformer_engine.py `TEFusedMLP`).

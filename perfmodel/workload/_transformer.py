@@ -24,7 +24,7 @@ from perfmodel.workload._quantisation import activation_quantises
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
 
 WEIGHTS_OF_A_LAYER = 6
-"""Tensors of a layer whose gradients are added up apart: four products and two norms (or a shared one)."""
+"""Tensors of a layer whose gradients are accumulated separately: four products and two norms (or a shared one)."""
 
 
 def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
@@ -49,7 +49,7 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
 
 def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
-    """Blocks of the model, without what is done to their gradients after they are computed."""
+    """Blocks of the model, without the later processing of their gradients."""
     if model.experts is None and (shard.ep > 1 or shard.expert_tp != shard.tp):
         raise LayoutError(f"{model.name} has no experts; use ep=1 and leave etp out", Reason.UNSPLIT, "ep")
     if model.decoder_layers:
@@ -153,7 +153,7 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
 
 
 def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
-    """What a letter of `MIXERS` stands for, without norms and residual addition."""
+    """The mixer of a letter of `MIXERS`, without norms and residual addition."""
     if letter == "M" and model.hybrid.mamba:
         return mamba_mixer(model, local, model.hybrid.mamba)
     if letter == "S" and model.hybrid.selective_scan:
@@ -223,7 +223,7 @@ def _further_token(model: Transformer, local: ShardSizes) -> BlockOps:
 
 
 def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
-    """Encoder, then decoder with cross-attention; the final encoder norm rides with the decoder's input."""
+    """Encoder, then decoder with cross-attention; the final encoder norm belongs to the decoder's input block."""
     if job.varied_lengths:
         raise LayoutError(
             f"{model.name}: varied lengths are not supported for encoder-decoder models; leave mean_tokens out"

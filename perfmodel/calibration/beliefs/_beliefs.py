@@ -27,7 +27,7 @@ from perfmodel.ops import FAMILIES, Collective, Op
 from perfmodel.spec import Device
 
 Base = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
-"""Seconds of ops before anything is measured: the present calibration's, or an analytical bound's."""
+"""Function that prices ops before anything is measured: the present calibration, or an analytical bound."""
 
 NOISE: Final = 2 * log(0.01)
 """Log variance of a measured median: the stopping rule's half-width of 2 % is two standard deviations."""
@@ -37,13 +37,13 @@ SHORT_S: Final = 8e-6
 FEWEST: Final = 16
 """Least number of measurements of a group to which hyperparameters are fitted."""
 START: Final = {"offset": 2 * log(0.4), "kind": 2 * log(0.2), "smooth": 2 * log(0.25), "rough": 2 * log(0.15)}
-"""Log variances believed before: a base off by half, shapes that depart from it by a quarter."""
+"""Prior log variances: the base is off by a half, and shapes differ from it by a quarter."""
 OWN: Final = 2 * log(0.05)
 """Prior log variance of the part of an event's time that its neighbours do not share."""
 LEAST_OWN: Final = 2 * log(0.02)
-"""The least that is believed of it after a fit: kernels of neighbouring shapes differ by as much."""
+"""Least value of this variance after a fit, because kernels of neighbouring shapes differ by this much."""
 MOST_FITTED: Final = 128
-"""Points that hyperparameters are fitted to."""
+"""Most points that hyperparameters are fitted to."""
 COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
 
 
@@ -213,7 +213,7 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
 
 
 def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> Hyperparameters:
-    """Hyperparameters of maximum likelihood; scatter beyond the noise of measuring is the events' own.
+    """Hyperparameters of maximum likelihood; scatter beyond measurement noise counts as a property of the events.
 
     Variances are raised by 1 + p / n for the p parameters that n points told (as in Akaike's final prediction error),
     since those that fit few points best leave too little to doubt.
@@ -263,7 +263,7 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
 
 
 def _label(op: Op) -> str:
-    """Return equal text for ops that are one event.
+    """Return a label that is equal for ops that are the same event.
 
     How many groups share a collective's links makes no other event of it.
     """

@@ -32,9 +32,9 @@ class Points:
     """`n` points with categories, coordinates and a noise scale for short times."""
 
     categories: Mapping[str, np.ndarray]
-    """Text of every point by category."""
+    """For each category, the text that every point has in it."""
     coordinates: Mapping[str, np.ndarray]
-    """Number of every point by coordinate."""
+    """For each coordinate, the value that every point has in it."""
     unrest: np.ndarray
     """Share, from 0 to 1, of the noise variance that only short times have."""
 
@@ -42,7 +42,7 @@ class Points:
         return len(self.unrest)
 
     def take(self, index: np.ndarray) -> "Points":
-        """Some of the points."""
+        """The points at the positions in `index`."""
         return Points(
             {name: values[index] for name, values in self.categories.items()},
             {name: values[index] for name, values in self.coordinates.items()},
@@ -184,7 +184,7 @@ def fit_hyperparameters(
 
 @lru_cache(maxsize=64)
 def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
-    """Compiled negative log likelihood with its gradient; points that are not `used` have no part in it."""
+    """Compiled negative log likelihood with its gradient; points that are not `used` are ignored."""
     import jax
     import jax.numpy as jnp
     from jax.scipy.linalg import solve_triangular

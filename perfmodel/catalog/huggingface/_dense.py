@@ -1,6 +1,6 @@
-"""Hugging Face configurations of dense models beside LLaMA's: OPT, Gemma, OLMo, StarCoder, GLM, Nemotron; and of those
-whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi, StableLM and Command R (GPT-J stands with
-GPT-2)."""
+"""Hugging Face configurations of dense models other than LLaMA's: OPT, Gemma, OLMo, StarCoder, GLM, Nemotron; and of
+those whose attention and feed-forward run side by side: GPT-NeoX, Falcon, Phi, StableLM and Command R (GPT-J stands
+with GPT-2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -248,7 +248,7 @@ class EncoderDecoder:
     dropout: Share = 0.1
 
     def lengths(self) -> Fields:
-        """Tokens that the encoder and the decoder are given."""
+        """Numbers of input tokens of encoder and decoder."""
         return {"seq_len": self.max_position_embeddings}
 
     def fields(self) -> Fields:

@@ -60,7 +60,7 @@ EXPERT_KEYS: Final[Mapping[str, str]] = {
     "interleave_moe_layer_step": "decoder_sparse_step",
     "moe_layer_interval": "decoder_sparse_step",
 }
-"""Names of the same number in different families, and the one that stands for all of them here."""
+"""Names of the same number in different families, with the common name used here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class LlamaWithExperts(Llama):
 
     @property
     def expert_inner(self) -> int:
-        """Inner size of a routed expert: its own, or that of a dense layer where the family has one size only."""
+        """Inner size of a routed expert: its own, or that of a dense layer if the family has only one size."""
         # Mixtral has no dense layers: its only inner size is that of an expert.
         inner = self.moe_intermediate_size or self.intermediate_size
         if inner is None:
@@ -157,7 +157,7 @@ class Qwen3Moe(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4Moe(LlamaWithExperts):
-    """GLM-4.5: biases in the projections of attention, but for that of its output."""
+    """GLM-4.5: biases in the projections of attention except the output."""
 
     BIASED_OUTPUT: ClassVar[bool] = False
 
@@ -169,8 +169,8 @@ class DeepSeek(LatentLlama, LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama4(LlamaWithExperts):
-    """Llama 4: attention in chunks but for every fourth layer, experts in all or every second one beside a shared one.
-    Its norm of queries and keys, which has no parameters, is left out."""
+    """Llama 4: attention in chunks except in every fourth layer; a shared expert and routed experts in all layers or
+    every second one. Its norm of queries and keys, which has no parameters, is left out."""
 
     intermediate_size: Count | None = 8192
     intermediate_size_mlp: Count = 16384

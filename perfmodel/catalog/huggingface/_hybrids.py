@@ -35,7 +35,7 @@ class DeltaNetKeys:
     full_attention_interval: Annotated[int, Ge(1), Le(1000)] = 4
 
     def delta_nets(self, feed_forward: str) -> Fields:
-        """Fields of layers of which every n-th attends and the others have a gated delta net.
+        """Fields of a stack in which every n-th layer attends and the others have a gated delta net.
 
         Args:
             feed_forward: the letter of `MIXERS` for what follows in every layer.
@@ -337,7 +337,7 @@ class MambaKeys:
         )
 
     def mixers(self, layers: int, attending: Collection[int], feed_forward: str) -> Fields:
-        """Fields of layers of Mamba-2, some of which attend instead."""
+        """Fields of a stack of Mamba-2 layers, some of which attend instead."""
         by_layer = [("*" if layer in attending else "M") + feed_forward for layer in range(layers)]
         return {"mixers": mixer_words(by_layer), "mamba": self.mamba()}
 

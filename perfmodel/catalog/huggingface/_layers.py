@@ -108,15 +108,15 @@ def with_layer_lists(
 
 
 def _window_rule(attention: Sequence[str]) -> Fields:
-    """Fields for layers of which every n-th attends in full, n being the first that does; none has a window without
-    a W."""
+    """Fields for a stack in which every n-th layer attends in full, n being the first that does; without a W no layer
+    has a window."""
     if "W" not in attention:
         return {"window": 0, "full_attention_every": 0}
     return {"full_attention_every": attention.index("*") + 1 if "*" in attention else 0}
 
 
 def _expert_rule(experts: Experts, feed_forward: Sequence[str]) -> Experts | None:
-    """Experts in all layers from the first that has them on; None where no layer has any."""
+    """Experts in all layers from the first that has them; None if no layer has experts."""
     if "E" not in feed_forward:
         return None
     return replace(experts, first_dense_layers=feed_forward.index("E"), every=1)
@@ -131,17 +131,17 @@ class LayerLists:
     mlp_layer_types: tuple[str, ...] | None = None
     """Feed-forward of each layer: dense, or experts."""
     mlp_only_layers: tuple[CountOrNone, ...] = ()
-    """Numbers of layers that have none (Qwen)."""
+    """Numbers of layers without experts (Qwen)."""
     moe_layer_freq: Count | tuple[CountOrNone, ...] = 1
     """Every n-th layer has experts, counted from the first (DeepSeek; `decoder_sparse_step` counts from the last of
-    each n), or a 1 for each that has."""
+    each n), or a list with 1 for each layer with experts."""
     moe_layer_interval: Count = 1
     """Every n-th layer has experts, the last of each n layers of the stack (ERNIE 4.5)."""
     moe_layer_end_index: int = LAST
     """Number of the last layer that may have experts (ERNIE 4.5)."""
 
     def attention(self, layers: int, recurrent: str) -> list[str] | None:
-        """A letter of `MIXERS` per layer for its attention, or `recurrent` for what stands in its place; None where the
+        """A letter of `MIXERS` per layer for its attention, or `recurrent` for a mixer in its place; None if the
         configuration has no such list."""
         if self.layer_types is None:
             return None

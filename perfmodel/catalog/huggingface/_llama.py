@@ -13,7 +13,7 @@ MOST = 10**9
 Count = Annotated[int, Ge(1), Le(MOST)]
 Layers = Annotated[int, Ge(1), Le(10**5)]
 CountOrNone = Annotated[int, Ge(0), Le(MOST)]
-"""0 for a part that is not there."""
+"""A count; 0 if the part is absent."""
 Share = Annotated[float, Ge(0), Le(1)]
 Fields = dict[str, Any]
 """Arguments of `perfmodel.spec.Transformer`."""
@@ -22,8 +22,8 @@ Fields = dict[str, Any]
 def plain_sizes(
     layers: int, hidden: int, heads: int, ffn: int | None, vocab: int, seq_len: int, head_dim: int | None = None
 ) -> Fields:
-    """Sizes of a stack; heads share the hidden size evenly unless `head_dim` says, and layers are four times as wide
-    inside unless `ffn` says."""
+    """Sizes of a stack; by default heads share the hidden size evenly (`head_dim`), and the inner size is four times
+    the hidden size (`ffn`)."""
     # What is left out here is GPT-2's, as `Transformer` has it by default: layer norms, learned positions, biases.
     return {
         "layers": layers,
@@ -80,7 +80,7 @@ class Llama(Stack):
     """LLaMA, Mistral: RMS norm, rotary positions, gated feed-forward, no biases."""
 
     BIASED_OUTPUT: ClassVar[bool] = True
-    """Whether `attention_bias` is also said of the output projection."""
+    """Whether `attention_bias` also applies to the output projection."""
 
     intermediate_size: Count
     num_key_value_heads: Count | None = None

@@ -17,9 +17,9 @@ DEFAULT_FAMILIES: Final[Mapping[str, str]] = {
     "mistral3": "mistral",
     "paligemma": "gemma",
 }
-"""Family of the language model where its own configuration does not say it."""
+"""Family of the language model if its own configuration does not state it."""
 VISION_ENCODERS: Final = ("siglip", "clip")
-"""Models of two parts of which the vision encoder is meant."""
+"""Models of two parts that stand for their vision encoder."""
 
 
 def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, Any], str, list[str]]:
@@ -68,14 +68,14 @@ def _part(config: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
 
 
 def _is_tower(key: str, part: Any) -> bool:
-    """Whether a key holds the configuration of a part beside the language model."""
+    """Whether a key holds the configuration of a part other than the language model."""
     if key in LANGUAGE_PARTS or not key.endswith("_config") or not isinstance(part, dict):
         return False
     return any(word in key for word in ("vision", "audio", "speech", "image", "video", "talker", "token2wav"))
 
 
 def _tower(key: str, part: Mapping[str, Any]) -> str:
-    """A sentence on a part that is left out, with about how many parameters it has where its sizes are told."""
+    """A sentence on a part that is left out, with its approximate number of parameters if its sizes are stated."""
     # The size tells a reader whether what is left out matters beside the language model.
     what = key.removesuffix("_config").replace("_", " ")
     parameters = encoder_parameters(part)
@@ -109,7 +109,7 @@ def encoder_parameters(part: Mapping[str, Any]) -> int:
 
 
 def _number(part: Mapping[str, Any], *keys: str) -> int:
-    """The first of some keys that holds a positive whole number; 0 where none does."""
+    """The first positive whole number among some keys; 0 if there is none."""
     for key in keys:
         value = part.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

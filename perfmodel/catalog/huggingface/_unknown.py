@@ -20,7 +20,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _all_keys(size: str) -> tuple[str, ...]:
-    """Keys of configurations for a size of experts: its name here, and those that families have for it."""
+    """Keys of configurations for a size of experts: its common name, and the names in different families."""
     return (size, *(key for key, known in EXPERT_KEYS.items() if known == size))
 
 
@@ -39,7 +39,7 @@ LATENT: Final[Mapping[str, tuple[str, ...]]] = {
     "qk_rope_head_dim": ("qk_rope_head_dim",),
     "v_head_dim": ("v_head_dim",),
 }
-"""Sizes of multi-head latent attention, which all configurations call the same."""
+"""Sizes of multi-head latent attention, which have the same names in all configurations."""
 OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
 """Sizes that are absent from the model if a configuration leaves them out."""
 _HEAD_GATES: Final = "each of its attention heads has a gate"
@@ -137,9 +137,9 @@ REASONS: Final[Mapping[str, str]] = {
 }
 """Families that `Transformer` cannot describe exactly, and the features that it lacks."""
 _ALSO: Final = {"rwkv7": "rwkv", "rwkv5": "rwkv", "rwkv6": "rwkv", "hrm_text": "hrm"}
-"""Families that lack what another one lacks."""
+"""Families that need the same missing features as another one."""
 ASK: Final = "?"
-"""Stands in the TOML where the configuration does not tell a size."""
+"""Placeholder in the TOML for a size that the configuration does not state."""
 
 
 def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> PerfModelError:
@@ -194,7 +194,7 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
 
 
 def _table(name: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, Any]) -> list[str]:
-    """A table of the TOML; empty where the configuration does not tell the first of its sizes."""
+    """A table of the TOML; empty if the configuration does not state the first of its sizes."""
     sizes = {}
     for size, names in keys.items():
         sizes[size] = next((config[key] for key in names if isinstance(config.get(key), int)), None)

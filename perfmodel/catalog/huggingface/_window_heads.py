@@ -1,5 +1,5 @@
-"""Hugging Face configurations of models whose attention in the window has other heads than full attention, or whose
-values have another size than keys: Gemma 4, MiMo-V2, Step 3.5 and Laguna."""
+"""Hugging Face configurations of models whose windowed attention has different heads from full attention, or whose
+values differ in size from keys: Gemma 4, MiMo-V2, Step 3.5 and Laguna."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +30,10 @@ class PerLayerSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4(LlamaWithExperts):
-    """Gemma 4 without embeddings of its own in each layer (31B, 26B-A4B): full attention has wider heads, and where the
-    configuration says so values from the projection of keys; routed experts beside the dense feed-forward have norms
-    of their own (transformers models/gemma4/modeling_gemma4.py). Configurations omit what equals the defaults of the
-    Hugging Face class."""
+    """Gemma 4 without embeddings of its own in each layer (31B, 26B-A4B): full attention has wider heads and, if
+    configured, values from the projection of keys; routed experts beside the dense feed-forward have norms of their own
+    (transformers models/gemma4/modeling_gemma4.py). Configurations omit what equals the defaults of the Hugging Face
+    class."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
     ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "hidden_activation": "hidden_act"}
@@ -252,7 +252,7 @@ class Step35(LlamaWithExperts):
 
 @dataclass(frozen=True, kw_only=True)
 class Laguna(LlamaWithExperts):
-    """Laguna: every layer may have another number of heads, of which here those in the window and the others may; every
+    """Laguna: numbers of heads may differ between layers, here only between windowed and full attention; every
     head has a gate (transformers models/laguna/modeling_laguna.py)."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True

@@ -44,7 +44,7 @@ CARRIES: Final = {
     "Omni-Path": ("RDMA",),
     "Ethernet": ("RDMA",),
 }
-"""Names that may stand beside a family's in one clause and mean the same adapters, the more special name first."""
+"""Pairs of names that may occur in one clause and mean the same adapters, the more specific name first."""
 _COMPUTE: Final = re.compile(r"\bcompute\b|\beast-?west\b|\bEW\b|\bback-?end\b|\bscale-?out\b|\bGPU network\b", re.I)
 _OTHERS: Final = re.compile(
     r"\bmanage\w*\b|\bstorage\b|\bhost\b|\bin-?band\b|\bout-?of-?band\b|\boob\b|\bnorth-?south\b|\bNS\b|\bfront-?end\b"
@@ -56,14 +56,14 @@ _LABEL: Final = re.compile(r"^\s*([^:]{1,60}):(?!\d)\s*")
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """One set of equal adapters, from a clause."""
+    """Equal network adapters that one clause of a description states."""
 
     count: int | None = None
     """Number of adapters. None, here and below, if the clause does not state it."""
     gbit_per_s: float | None = None
-    """Rate as it is stated: of one adapter or of all together."""
+    """Stated rate, of one adapter or of all together."""
     link_gbit_per_s: float | None = None
-    """Rate that adapters of the name carry at most."""
+    """Highest rate of adapters with this name."""
     family: str = ""
     generation: str = ""
     scope: str = ""
@@ -73,9 +73,9 @@ class AdapterSet:
     only_management: bool = False
     """Whether it is Ethernet of 1 Gbit/s, which carries no data."""
     for_computing: bool = False
-    """Whether the clause says that collectives use it."""
+    """Whether the clause states that collectives use it."""
     for_others: bool = False
-    """Whether it says another purpose: storage, management, the host."""
+    """Whether the clause states another purpose: storage, management, the host."""
 
     @property
     def is_fragment(self) -> bool:
@@ -145,7 +145,7 @@ def _with_bare_number(adapters: AdapterSet, number: str, rest: Sequence[Token]) 
 
 
 def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> AdapterSet:
-    """A set of adapters with what one more token says of it."""
+    """A set of adapters updated with one more token."""
     if kind == "count":
         groups = match.groupdict()
         # Counts multiply: `2x dual-port` are four.
@@ -192,7 +192,7 @@ def _gbit_per_s(match: re.Match[str]) -> float:
 
 
 def _adapter_gbit_per_s(match: re.Match[str]) -> float | None:
-    """The fastest port of a generation of adapters, None for one that is not known."""
+    """The fastest port of a generation of adapters; None for an unknown one."""
     # Lx cards are the narrow ones of a generation.
     if match["lx"]:
         return _CONNECTX_LX_GBIT
@@ -202,7 +202,7 @@ def _adapter_gbit_per_s(match: re.Match[str]) -> float | None:
 
 
 def _generation_and_rate(kind: str, match: re.Match[str]) -> tuple[str, float | None]:
-    """The generation that a name tells, and the rate of one of its links."""
+    """The generation that a name states, and the rate of one of its links."""
     groups = match.groupdict()
     # `NDR200` is a link of half the lanes: the number behind the generation is its rate.
     if kind == "generation":

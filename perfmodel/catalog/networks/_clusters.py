@@ -13,7 +13,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Device, NetworkLevel
 
 UNBOUNDED = 1 << 20
-"""Least number of devices of the outermost level where the words state no size."""
+"""Least number of devices of the outermost level if no size is stated."""
 DEVICES_PER_NODE: Final = 8
 """Devices of a server if their number is not stated."""
 NVL72_DEVICES: Final = 72
@@ -22,7 +22,7 @@ NVL_TRAY_DEVICES: Final = 4
 LARGEST_NVLINK_NODE: Final = 16
 """Devices of the largest server that NVSwitch joins (DGX-2); more are a rack."""
 LARGEST_TPU_HOST = 8
-"""Chips of the largest TPU host (v5e, Google Cloud TPU documentation); slices are joined beyond hosts."""
+"""Chips of the largest TPU host (v5e, Google Cloud TPU documentation); larger slices join several hosts."""
 
 _LATENCY_S = {
     "nvlink": 2e-6,
@@ -46,7 +46,7 @@ _LATENCY_S = {
     "tcp": 25e-6,
     "aries": 1.5e-6,
 }
-"""One hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks, published
+"""Latency of one hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks, published
 message latencies for EFA (SRD) and data-centre Ethernet. The first word found counts."""
 _DEFAULT_LATENCY_S = 5e-6
 
@@ -91,7 +91,7 @@ data sheets; three ports of each Gaudi (HLS-Gaudi2 and Gaudi 3 server documentat
 trn1 and trn2 of EC2."""
 _BLACKWELL_ULTRA_GBIT = 800
 _OTHER_GBIT = 12.5
-"""100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
+"""100 Gbit/s Ethernet shared by a server of 8, for devices without a reference system."""
 _PCIE_GB = {
     "Kepler": 15.75,
     "Pascal": 15.75,
@@ -101,10 +101,11 @@ _PCIE_GB = {
     "Ada": 31.5,
 }
 _PCIE_GENERATION_GB: Final = {3: 15.75, 4: 31.5, 5: 63.0, 6: 126.0}
-"""One way of 16 lanes, by the device's architecture and by generation."""
+"""One-way GB/s of 16 lanes, by the device's architecture and by generation."""
 _MOST_ADAPTERS_PER_HOST_LINK: Final = 2.5
-"""Adapters' rate over that of a device's host link from which words must be mistaken: a switch of the next generation
-of PCIe may sit between both (ConnectX-8 of 100 GB/s beside B300), a second adapter per device may not matter."""
+"""Ratio of the adapters' rate to a device's host link above which the words must be wrong: a switch of the next
+generation of PCIe may sit between both (ConnectX-8 of 100 GB/s beside B300), a second adapter per device may not
+matter."""
 
 EFA_RANK_LATENCY_S = 33e-6
 """Extra time per rank of all-reduces, all-gathers and reduce-scatters over AWS EFA, beyond the collective model:
@@ -113,9 +114,9 @@ medians of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, 
 
 OMNI_PATH_DELIVERED = 0.36
 OMNI_PATH_CONTENTION = 0.29
-"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes, beside
-the collective model: the all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16
-nodes, 5.1 with A100 on 4), fitted by `validate/networks.py`. No step time went into it."""
+"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes, in
+addition to the collective model: the all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100
+on 4 and 16 nodes, 5.1 with A100 on 4), fitted by `validate/networks.py`. No step time went into it."""
 _SHARED = {
     "efa": (1.0, 0.0, EFA_RANK_LATENCY_S),
     "omni-path": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION, 0.0),
@@ -125,9 +126,9 @@ _SHARED = {
 
 
 REFERENCE_NETWORK = "reference system of the device"
-"""Source of a network of which nobody states the rate."""
+"""Source text of a network without a stated rate."""
 ADAPTERS_NOT_STATED = "rate of one adapter stated, taken for the node's"
-"""Source of a network of which a rate is stated and not how many adapters have it."""
+"""Source text of a network with a stated rate but an unknown number of adapters."""
 
 
 def cluster_for(
@@ -208,7 +209,7 @@ def network_level(
     nics_per_node: int | None,
     nic_gbit_per_s: float | None,
 ) -> NetworkLevel:
-    """The network between nodes of a device, of words and columns as `cluster_for` reads them.
+    """The network between nodes of a device, from the words and columns that `cluster_for` reads.
 
     Raises:
         PerfModelError: adapters that the device cannot have.
@@ -302,7 +303,7 @@ def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, 
 
 
 def _host_link_gb_per_s(accelerator: Device, text: str) -> float:
-    """GB/s of a device's PCIe, of the generation that words name or its architecture has."""
+    """GB/s of a device's PCIe, of the generation named in words or else that of its architecture."""
     stated = re.search(r"pcie[- ]?(?:gen)?[- ]?([3-6])", text)
     if stated:
         return _PCIE_GENERATION_GB[int(stated[1])]
@@ -310,7 +311,7 @@ def _host_link_gb_per_s(accelerator: Device, text: str) -> float:
 
 
 def _largest_slice(accelerator: Device) -> int:
-    """Devices of the largest slice of such devices that the catalog has; 0 where it has none."""
+    """Number of devices of the largest slice in the catalog; 0 if there is none."""
     # The catalog's pods of this chip: a slice can be as large as these.
     sizes = [0]
     for tables in package_tables("clusters").values():
@@ -322,7 +323,7 @@ def _largest_slice(accelerator: Device) -> int:
 
 
 def _outer_level(accelerator: Device, network: Network, node: int, domain: int) -> NetworkLevel:
-    """The network between nodes, at the rate that words tell or that of the device's reference system.
+    """The network between nodes, at the stated rate or that of the device's reference system.
 
     Args:
         node: devices that share the adapters of a node.

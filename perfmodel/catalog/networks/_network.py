@@ -26,9 +26,9 @@ class Network:
     """A network between nodes, as described in words."""
 
     family: str = ""
-    """`InfiniBand`, `RoCE`, `AWS EFA` and so on; empty where no word names one."""
+    """`InfiniBand`, `RoCE`, `AWS EFA` and so on; empty if no word names one."""
     generation: str = ""
-    """Generation of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty where it is not known."""
+    """Generation of InfiniBand (`NDR`), Slingshot (`11`) or EFA (`v2`); empty if unknown."""
     adapters: int | None = None
     """Adapters of a node, device or rack (see `scope`). None if not stated: the rate then belongs to the whole node, or
     to the single adapter of a device."""
@@ -43,13 +43,13 @@ class Network:
     absent: bool = False
     """Whether the words say that there is none: a single node."""
     domain: int = 0
-    """Devices of the NVLink rack that the words name (`NVL72`); 0 where they name none."""
+    """Devices of the named NVLink rack (`NVL72`); 0 if none is named."""
     not_understood: tuple[str, ...] = ()
-    """Words that the grammar does not have, none of which was used."""
+    """Words that the grammar does not know, which were ignored."""
 
     @property
     def name(self) -> str:
-        """Family and generation, as tables of measured collectives name them."""
+        """Family and generation, by their names in tables of measured collectives."""
         # Its maker writes Slingshot-11, all others put a blank.
         sign = "-" if self.family == "Slingshot" else " "
         return f"{self.family}{sign}{self.generation}" if self.generation else self.family
@@ -125,7 +125,7 @@ class Network:
 
 
 def with_generation(network: Network) -> Network:
-    """InfiniBand with the generation whose links have its adapters' rate, where words name none."""
+    """InfiniBand with the generation implied by its adapters' rate, if none is named."""
     if network.family != "InfiniBand" or network.generation:
         return network
     if network.gbit_per_s is None or (network.adapters is None and network.scope == "node"):

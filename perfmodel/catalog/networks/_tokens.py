@@ -114,7 +114,7 @@ _LEXER: Final = [(kind, re.compile(pattern)) for kind, pattern in _TOKENS]
 _WORD: Final = re.compile(r"[^\s,;()\[\]/+]*\w[^\s,;()\[\]/+]*")
 
 REMARKS: Final = frozenset({"remark", "nothing", "noun", "number", "filler", "unknown", "host", "scale_up"})
-"""Kinds of tokens that say nothing of a network by themselves."""
+"""Kinds of tokens that carry no information by themselves."""
 
 
 def tokens_of(text: str) -> Iterator[Token]:
@@ -145,7 +145,7 @@ def _token_at(text: str, at: int) -> Token | None:
 
 
 def without_brackets(text: str) -> str:
-    """The text with bracketed figures and names in the open, and bracketed remarks left out."""
+    """The text without brackets: figures and names in brackets are kept, remarks removed."""
 
     def opened(match: re.Match[str]) -> str:
         # `(4x 400 Gb/s per node)` tells figures, `(see appendix)` does not. Commas inside divide no clauses.

@@ -35,7 +35,7 @@ _PREFERENCE: Final = (
     "RDMA",
     "Aries",
 )
-"""Families for computing, before Ethernet, where no rates tell which network is the fabric."""
+"""Families in order of preference as the compute network, if no rates identify it."""
 _COUNT_BEFORE_NAME: Final = re.compile(r"(?<![\w.])(\d+)\s*[xX\u00d7*]\s*(?=[A-Za-z])(?!xlarge|large)")
 _SEPARATOR: Final = re.compile(r"[;+]|,(?!\d{3}(?!\d))|\s+(?:and|plus|&)\s+", re.I)
 _ABSENT: Final = re.compile(r"^\s*(?:none\b|no network\b|(?:one|single|1)[- ](?:node|slice|server|machine)\b)", re.I)
@@ -90,7 +90,7 @@ def _joined(described: Sequence[AdapterSet]) -> list[AdapterSet]:
 
 
 def _fit_together(first: AdapterSet, second: AdapterSet) -> bool:
-    """Whether two clauses say different things of one set of adapters."""
+    """Whether two clauses state different facts about one set of adapters."""
     if first.for_others != second.for_others or (first.for_computing and second.for_computing):
         return False
     if not (first.is_fragment or second.is_fragment):
@@ -107,7 +107,7 @@ def _fit_together(first: AdapterSet, second: AdapterSet) -> bool:
 
 
 def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
-    """One set of adapters from two clauses that say different things of it."""
+    """One set of adapters, merged from two clauses."""
     counted, rated = (first, second) if first.count is not None else (second, first)
     rate = first.gbit_per_s if first.gbit_per_s is not None else second.gbit_per_s
     link = first.link_gbit_per_s or second.link_gbit_per_s
@@ -188,7 +188,7 @@ def _network(fabric: AdapterSet, text: str) -> Network:
 
 
 def _rate_of_each(fabric: AdapterSet, count: int, rate: float, text: str) -> float:
-    """The rate of one of several adapters, where words may give that of all together."""
+    """The rate of one of several adapters, if the words may state that of all together."""
     # `8x NDR 3200 Gb/s` is the sum of eight links of 400; any other rate above a link's is a mistake (bytes for bits).
     link = fabric.link_gbit_per_s
     if fabric.is_total:

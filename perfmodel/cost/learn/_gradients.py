@@ -1,4 +1,4 @@
-"""How kinds of kernels are answered that the tables time otherwise: corrections by die, and gradients of products.
+"""Answers for kernels that the tables time differently: corrections by die, and gradients of products.
 
 Some sources time both gradient products of a whole backward pass (`bwd`) together, others one at a time. Whichever a
 device's measurements know is believed: where they know the whole, a gradient product is its share of it, by the times
@@ -27,7 +27,7 @@ from perfmodel.ops import ATTENTION_MASKS, FAMILIES, GradientProducts, KernelKin
 
 
 _WIDE: Final = 128
-"""Elements per head beyond which backward keeps fewer tiles in registers."""
+"""Elements per head above which the backward pass keeps fewer tiles in registers."""
 _OVER_FORWARD: Final = {
     ("GH100", "half"): (2.99, 3.85),
     ("GH100", "fp8"): (4.27, 5.50),
@@ -42,11 +42,11 @@ _OVER_FORWARD_OF_WINDOWS: Final = {"GH100": 3.55, "GB100": 2.33}
 benchmark/attention_training, gpt_oss (windows of 128 tokens, heads of 64 elements, 2k to 32k tokens, H200; GB200 and
 GB300)."""
 _EQUAL_HEAD: Final = 128
-"""Elements of a value from which longer queries and keys (192, latent attention) cost what their FLOPs do: kernels made
-for them hold 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, those of equal heads 1,574 and 644 (the same
-benchmarks). Serving tables have no such heads."""
+"""Elements of a value from which longer queries and keys (192, latent attention) cost as much as their FLOPs: special
+kernels reach 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, kernels for equal heads 1,574 and 644 (the
+same benchmarks). Serving tables have no such heads."""
 _QUERY_HEADS: Final = 8
-"""Heads of queries for one of keys, of which servers' kernels copy few into their caches, and were timed most."""
+"""Query heads per key head at which servers' kernels copy little into their caches; most were timed there."""
 _NARROW_FORWARD: Final = {"GH100": (0.67, 0.67), "GB100": (0.77, 0.68)}
 """Time of a forward in 8 bits over that in 16, as `_OVER_FORWARD` by head; GH100 has no wide heads in 8 bits."""
 _OVER_SERVED: Final = {"GB100": 1.07}
@@ -58,8 +58,8 @@ USUAL_EXPONENTIALS: Final = 16
 
 
 def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
-    """Rows, of which those that are `copied` [n] are answered by kernels that fill a cache, as these take where there
-    is little to copy: a kernel that reads keys where they lie takes as long for few heads of them as for many."""
+    """Change rows answered by kernels that fill a cache (`copied` [n]) to a shape with little to copy, because a kernel
+    that reads keys in place takes as long for few key heads as for many."""
     heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
     # one head of keys for eight of queries: little to copy, and of such models there are most rows
     few = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
@@ -67,7 +67,8 @@ def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
 
 
 def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
-    """Attention in 16 bits and with heads of equal length that stands for the rows, and the log of their time over its.
+    """16-bit attention with heads of equal length that represents the rows, and the log of the rows' time relative to
+    it.
 
     Where it is known how 8 bits and longer queries compare, and for forward; other rows stand for themselves.
 
@@ -103,7 +104,7 @@ def log_over_served(request: PriceQuery, served: np.ndarray) -> Float64[np.ndarr
 
 
 def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
-    """Log of the time of attention on a device over that on one of its kind with `USUAL_EXPONENTIALS`.
+    """Log of the time of attention on a device relative to the same kind of device with `USUAL_EXPONENTIALS`.
 
     The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
     Dao-AILab/flash-attention), so their times add up. Of a pair of a query and a key: 2 (d_qk + d_v) FLOPs forward, 2.5
@@ -140,7 +141,7 @@ def _slides(rows: Rows) -> np.ndarray:
 
 
 def forward_rows(rows: Rows) -> Rows:
-    """The forward of rows of backward."""
+    """Forward rows that correspond to backward rows."""
     return rows.changed({}, pass_="fwd")
 
 
@@ -176,16 +177,16 @@ _BY_SOFTWARE: Final = {
 """Medians over RMS norms of 40 MB of traffic and more, in 16 bits (NVIDIA/cudnn-frontend 1.19.0, benchmark/norms, on
 H200 and GB200). `_FUSED`: cuDNN's, for which those of Transformer Engine and Apex stand too."""
 _NORM_HALF_WIDTH: Final = 0.3
-"""Half-width of the 90 % interval, in log time: the shapes scatter by so much around their median."""
+"""Half-width of the 90 % interval, in log time: the scatter of the shapes around their median."""
 STREAM_SHARE: Final = 0.92
 """Share of the nominal bandwidth that long streams reach: 7,394 of 8,000 GB/s on B200 (arjunds/efficient-ai,
 GPU_power/microbench), and Liger-Kernel 0.8's SwiGLU on H100."""
 _COUNTED: Final = {"quantize_fp8_static": 3 / 4}
-"""Bytes that a kernel moves over those that its elements count: of two, one is written in 8 bits."""
+"""Bytes that a kernel moves relative to those of its elements: one of two tensors is written in 8 bits."""
 
 
 def norm_times(request: PriceQuery) -> Prediction:
-    """Times of norms, by the software of that name where it was timed."""
+    """Times of norms, by the named software if it was timed."""
     backward = request.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
     by_pass = request.of_query(lambda query: [share * query.figures.bandwidth for share in _shares(query)])
     bytes_per_s = np.take_along_axis(by_pass, backward[:, None], axis=1)[:, 0]
@@ -194,7 +195,7 @@ def norm_times(request: PriceQuery) -> Prediction:
 
 
 def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
-    """Log of the time in which what the last-level cache cannot hold streams through memory; -inf where it holds
+    """Log of the time to stream through memory the bytes that the last-level cache cannot hold; -inf if it holds
     all."""
     l2, bandwidth = request.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
     counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
@@ -206,7 +207,7 @@ def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
 
 
 def _shares(query: Query) -> _Shares:
-    """Shares that norms of the software asked for reach; of fused ones where it was not timed."""
+    """Shares that norms of the requested software reach; those of fused norms if it was not timed."""
     software, die = (query.software or "").partition(";")[0], query.figures.die
     return _BY_SOFTWARE.get((die, software), _FUSED.get(die, _Shares(1.0, 1.0)))
 
@@ -220,17 +221,17 @@ def _bytes(request: PriceQuery) -> Float64[np.ndarray, "n"]:
 _QUANTISING_LAUNCHES_S: Final = 14e-6
 """Time of the few small kernels that find an operand's scale, whatever its size."""
 _QUANTISING_BYTES: Final = 5.0
-"""Per element: 16 bits read for the maximum; then read again, and 8 bits written."""
+"""Bytes per element: 16 bits read for the maximum, read again, and 8 bits written."""
 _QUANTISING_SHARE: Final = {"GH100": 0.61, "GB100": 0.55}
-"""Share of the memory bandwidth at which they move, by die; elsewhere all of it. Like `_QUANTISING_LAUNCHES_S` what the
-rows' times tend to as n goes to 0, over m k (aiconfigurator's products of 8 bits on H100, B300 and GB300; those of 16
-bits tend to nothing; on L40S and RTX PRO 6000 it is the whole bandwidth)."""
+"""Share of the memory bandwidth at which these bytes move, by die; 1 for others. Like `_QUANTISING_LAUNCHES_S`, the
+limit of the rows' times for n to 0, relative to m k (aiconfigurator's products of 8 bits on H100, B300 and GB300; those
+of 16 bits tend to nothing; on L40S and RTX PRO 6000 it is the whole bandwidth)."""
 _LEAST_PRODUCT_SHARE: Final = 0.25
-"""Share of a row's time that is left to its product at least."""
+"""Least share of a row's time that remains for its product."""
 
 
 def log_product_share(request: PriceQuery, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """Log of the part of `log_time` that products [m, k] x [k, n] take without the quantising of [m, k]."""
+    """Log of the share of `log_time` that products [m, k] x [k, n] take without quantising [m, k]."""
     shape = request.rows.shape
     elements = np.asarray(shape["m"] * shape["k"] * shape["batch"] * shape["groups"], float)
     bytes_per_s = request.of_query(
@@ -246,8 +247,8 @@ def log_product_share(request: PriceQuery, log_time: Float64[np.ndarray, "n"]) -
 
 
 Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
-"""How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a
-share of the whole, by its forward, or by the memory bandwidth."""
+"""Method by which a kind is answered: its own plan, its own plan near measured shapes only, the sum of its two
+products, a share of the whole, its forward pass, or the memory bandwidth."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
@@ -293,7 +294,7 @@ def answer_method(
 def _believed(
     plan: Callable[[Query, KernelKind], Plan], query: Query, stacks: tuple[Stack, ...], kind: KernelKind
 ) -> tuple | None:
-    """Sort key of the stack by which a kind is answered directly, if it is the one asked or rests on enough rows."""
+    """Sort key of the stack that answers a kind directly, if it is the requested one or has enough rows."""
     answer = plan(query, kind)
     stack, known = stacks[answer.terms[0].stack], answer.terms[0].kind
     enough = stack.kinds[known] >= FEW_ROWS or stack.source == query.source

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
-"""Order of trust; codes of `Prediction.provenance` index into it."""
+"""Provenances in order of trust; codes of `Prediction.provenance` index into it."""
 
 
 class Query(NamedTuple):
@@ -78,7 +78,7 @@ class PriceQuery:
     query: Int64[np.ndarray, "n"]
     """Index into `queries` of every row."""
     host_launch: bool = False
-    """Whether times are asked with the host's launch, as eager measurements contain it."""
+    """Whether requested times include the host's launch, as eager measurements do."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,7 +96,7 @@ class PriceQuery:
         return np.array([fact(query) for query in self.queries])[self.query]
 
     def log_of(self, seconds: Callable[[Figures, Rows], Float64[np.ndarray, "m"]]) -> Float64[np.ndarray, "n"]:
-        """Log of a time that follows from the figures of each row's device and from the row."""
+        """Log of a time computed from each row and the figures of its device."""
         log_time = np.zeros(len(self))
         for number in np.unique(self.query).tolist():
             at = np.flatnonzero(self.query == number)
@@ -171,7 +171,7 @@ class TableQueries:
     queries: tuple[Query, ...]
     query: Int64[np.ndarray, "n"]
     reasons: np.ndarray
-    """`skipped: why` per row, empty where the row can be asked (object dtype)."""
+    """`skipped: why` per row, empty if the row can be priced (object dtype)."""
     host_launch: np.ndarray
     """Whether the row's time contains the host's launch, bool[n]."""
 

@@ -10,7 +10,7 @@ from perfmodel.cost.learn.stack import Stack
 from perfmodel.ops import FAMILIES, KernelKind
 
 _KEPT_OUT: Final = {"shapes": "in_range", "larger shapes": "large_left_out", "devices": "device_left_out"}
-"""Way of keeping rows out of a fit -> its figures in the record (percent), by device where there are several."""
+"""Figures in the record (percent) by way of holding rows out, and by device where there are several."""
 
 
 def describe_calibration(calibration: Path | str | None = None) -> dict[str, str]:
@@ -74,7 +74,7 @@ def _of_file(folder: Path, path: Path) -> dict[str, Any]:
 
 
 def _mean_of(figures: list[dict[str, Any]], name: str) -> float:
-    """Mean of one figure over the parts of what was kept out, weighed by their rows."""
+    """Mean of one figure over the held-out parts, weighted by their rows."""
     n = sum(part["n"] for part in figures)
     return sum(part["n"] * part[name] for part in figures if part["n"]) / n
 

@@ -36,7 +36,7 @@ from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Cache
 
 _MOST_PLANS: Final = 4096
-"""Plans that are kept: few devices are asked about, in few kinds."""
+"""Most plans that are cached; few devices and kinds are usual."""
 _CELL: Final = 2.0
 """Side of a cell of measured shapes, in doublings."""
 _ROUNDING: Final = 1e-6
@@ -65,7 +65,7 @@ class Regressor:
 
     @property
     def kinds(self) -> tuple[KernelKind, ...]:
-        """Every kind that some stack has."""
+        """All kinds that some stack was measured on."""
         return tuple(sorted({kind for _, kind in self.groups}))
 
     def closeness(self, figures: Figures, dtype: str) -> float:
@@ -93,7 +93,7 @@ class Regressor:
         return answers
 
     def _by_way(self, how: Way, request: PriceQuery) -> Prediction:
-        """Times of rows that are all answered in one way."""
+        """Times of rows that are all answered by one method."""
         match how:
             case "itself":
                 return self._by_plans(request)
@@ -122,7 +122,7 @@ class Regressor:
                 return scaled(self._by_plans(request.instead(backward)), part.log_time - both.log_time)
 
     def _at_home(self, request: PriceQuery) -> PriceQuery:
-        """The rows, asked of the most measured part of every device's die (`home_of`).
+        """The rows as queries to the best measured part of each device's die (`home_of`).
 
         But with as many exponentials in a clock as the device's own, which is what its ratios are asked for.
         """
@@ -134,7 +134,8 @@ class Regressor:
         return replace(request, queries=tuple(q._replace(figures=at_home(q.figures)) for q in request.queries))
 
     def _by_plans(self, request: PriceQuery, *, direct: bool = True) -> Prediction:
-        """Times of rows, each by the plan of its own kind, without what the sources timed beside the kernel.
+        """Times of rows, each by the plan of its own kind, without other work that sources timed together with the
+        kernel.
 
         Args:
             direct: as in `plan`.
@@ -155,7 +156,7 @@ class Regressor:
         return answers
 
     def _attention_of_training(self, request: PriceQuery, direct: bool) -> Prediction:
-        """Attention as training runs it, of kernels that were timed otherwise (`learn._gradients`)."""
+        """Times of attention in training, derived from kernels that were timed differently (`learn._gradients`)."""
 
         # Rows of the source that is asked, or of a user on this device, stay as they were timed.
         as_asked = self._rows_where(
@@ -178,7 +179,7 @@ class Regressor:
         return Prediction(log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned))
 
     def _leave_out_quantising(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
-        """Shorten products of 8 bits to the products alone where a source timed the quantising of an operand, too.
+        """Reduce times of 8-bit products to the product alone, if the source also timed the quantising of an operand.
 
         Rows of that source stay as it timed them.
         """
@@ -201,7 +202,7 @@ class Regressor:
         return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
 
     def _of_die(self, plan: Plan) -> bool:
-        """Whether a plan rests on what its die was timed to take."""
+        """Whether a plan rests on measurements of its die."""
         return plan.mode in ("direct", "sibling") and all(
             self.stacks[t.stack].figures.same_kernels(t.figures) or self.stacks[t.stack].figures == t.home
             for t in plan.terms
@@ -214,7 +215,7 @@ class Regressor:
         return quantises_operands(stack.source, stack.software) and query.source != stack.source
 
     def _as_timed(self, request: PriceQuery, direct: bool) -> Prediction:
-        """Times of rows, each by its plan, with all that the sources timed beside the kernel."""
+        """Times of rows, each by its plan, including other work that sources timed together with the kernel."""
         n = len(request)
         if not n:
             return Prediction.empty(0)
@@ -264,7 +265,7 @@ class Regressor:
     def _evaluate(
         self, rows: Rows, terms: list[Term], term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Log seconds of every row by its term, and where its shape lies on the family's axes."""
+        """Log seconds of every row by its term, and the positions of its shape on the family's axes."""
         # Each term twice: on the device whose kernels it runs (`Term.at`), where the residual is known, and on the one
         # that is asked, where only clocks and bandwidth differ.
         terms_at_home = [t._replace(figures=t.at) for t in terms]

@@ -188,11 +188,12 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
 
 
 END_TO_END_FILE = "end_to_end.json"
-"""Parameters that measured runs gave, beside the weights or alone."""
+"""File of parameters fitted to measured runs, with or without other weights."""
 
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Age from which a file's times tell it from another: coarse clocks give files written in quick succession the same."""
+"""Age from which a file's time stamp identifies its content; coarse clocks give files written in quick succession the
+same stamp."""
 _ATTEMPTS: Final = 20
 
 
@@ -204,7 +205,7 @@ class WeightFiles:
     digest: str
     """Checksum of names and contents; empty for the shipped folder, which does not change."""
     content: Mapping[str, bytes] | None = field(compare=False, repr=False)
-    """Bytes by file name; None for the shipped folder, whose files are read when they are asked for."""
+    """Bytes by file name; None for the shipped folder, whose files are read on demand."""
 
     @property
     def names(self) -> list[str]:
@@ -243,7 +244,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
-    """Name, times of change, size and number of every file: another one wherever a file was replaced or written to."""
+    """Name, times of change, size and inode of every file; it changes whenever a file is replaced or written to."""
     facts = []
     for path in _files(folder):
         status = path.stat()
@@ -252,7 +253,7 @@ def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
 
 
 def _read_all(folder: Path) -> WeightFiles:
-    """Contents that were there together: the folder has not changed while they were read."""
+    """Contents of all files, read while the folder did not change."""
     for _ in range(_ATTEMPTS):
         # a fit may be writing: only what is the same before and after was there together
         try:
@@ -295,7 +296,7 @@ def weights_folder(calibration: Path | str | None) -> Path:
 
 
 class MeasuredLoad(NamedTuple):
-    """Measured slowdown of kernels of a device that works without a pause."""
+    """Measured slowdown of kernels on a device under sustained load."""
 
     device: str
     family: str
@@ -305,7 +306,7 @@ class MeasuredLoad(NamedTuple):
 
 
 def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
-    """Slowdowns under load that the tables of a user's calibration had, of all families.
+    """Slowdowns under load from the tables of a user's calibration, for all families.
 
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.
@@ -319,7 +320,7 @@ def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
 
 
 def measured_held_share(weights: WeightFiles, device: str) -> float | None:
-    """Share of a device that collectives beside its kernels hold, by the tables of a user's calibration; None if
+    """Share of a device that concurrent collectives occupy, from the tables of a user's calibration; None if
     unmeasured.
 
     Products, which most collectives hide behind, count before kernels of other families, whose median is taken.

@@ -91,7 +91,7 @@ class Quantiles:
 
     @classmethod
     def from_list(cls, value: list[list[float]]) -> "Quantiles":
-        """Inverse of `to_list`."""
+        """Read what `to_list` returns."""
         return cls(*(tuple(v) for v in value))
 
 
@@ -150,7 +150,7 @@ class Intervals:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Intervals":
-        """Inverse of `to_dict`."""
+        """Read what `to_dict` returns."""
         by_relation = {name: Quantiles.from_list(value[name]) for name in ("family", "near", "far", "beyond")}
         groups = {}
         for stack, kind, quantiles in value["groups"]:

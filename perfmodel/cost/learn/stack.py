@@ -34,7 +34,7 @@ class Figures:
     bandwidth: float
     """Bytes/s of the device's memory."""
     units: float
-    """Multiprocessors."""
+    """Number of multiprocessors."""
     l2: float
     """Bytes of the last-level cache."""
     clock: float
@@ -265,7 +265,7 @@ class Stack:
 
     @property
     def key(self) -> str:
-        """Unique label."""
+        """Unique label of the stack."""
         return f"{self.figures.name}|{self.source}|{self.software}"
 
     def preference(self, kind: KernelKind, source: str | None, software: str | None) -> Preference:
@@ -292,7 +292,7 @@ class Stack:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":
-        """Inverse of `to_dict`."""
+        """Read what `to_dict` returns."""
         # weights of earlier releases do not state the die
         known = in_catalog(value["figures"]["name"])
         figures = Figures(**{"die": known.die if known else "", **value["figures"]})

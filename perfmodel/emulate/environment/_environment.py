@@ -15,7 +15,7 @@ from perfmodel.emulate.environment._orders import Call, EmulationError
 
 @dataclass
 class _Meeting:
-    """One operation of one channel, as far as its real members have come to it."""
+    """One operation of one channel, with the real members that have reached it."""
 
     members: tuple[int, ...]
     sequence: int
@@ -44,11 +44,11 @@ class Environment:
         self.clock_s = 0.0
         """Clock of the watchdog, which sets it; it stands still while the whole machine is suspended."""
         self.failure = ""
-        """The first thing that went wrong; empty while all is well."""
+        """The first failure; empty if there is none."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering the ranks."""
         with suppress(OSError):
             self._listener.close()
 
@@ -118,7 +118,7 @@ class Environment:
     def _on_meet(
         self, rank: int, channel: str, members: tuple[int, ...], sequence: int, call: str, issued_s: float
     ) -> float:
-        """When the last member came to the operation; all must have come to the same one."""
+        """Time at which the last member reached the operation, which must be the same for all."""
         operation = _place_text(channel, sequence)
         with self._changed:
             meeting = self._meetings.setdefault((channel, sequence), _Meeting(members, sequence, since_s=self.clock_s))

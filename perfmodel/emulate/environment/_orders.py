@@ -23,7 +23,7 @@ KINDS: Final = (
 
 _SIDES: Final = ("send", "recv")
 DELAYED: Final = (*(kind for kind in KINDS if kind not in _SIDES), "send_recv")
-"""Kinds that may take longer; a message does as a whole, on both of its sides."""
+"""Kinds that may be delayed; a message is delayed as a whole, on both sides."""
 
 _NORMAL: Final = NormalDist()
 _LEAST: Final = 1e-12
@@ -45,23 +45,23 @@ class Orders:
     out: str
     """Folder for the rank's records."""
     apart: bool = False
-    """Real ranks exchange no data: their calls begin when the last of them has called, and take the time that the
-    prices state."""
+    """Whether real ranks exchange no data: their calls begin when the last of them has called, and take the time in the
+    prices."""
     pinned: bool = False
-    """The rank stays on one core, where threads that serve collectives have priority: otherwise a message that arrives
-    during computation waits up to 4 ms for the scheduler's next tick."""
+    """Whether the rank stays on one core, where threads that serve collectives have priority; otherwise a message that
+    arrives during computation waits up to 4 ms for the scheduler's next tick."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds added to every collective of a kind."""
     swept: str = ""
     """Kind of collective whose added delay changes with the iteration."""
     sweep_s: tuple[float, ...] = ()
-    """Delays of the sweep, one after another and again from the first."""
+    """Delays of the sweep, used one after another and then repeated."""
     sweep_every: int = 1
-    """Iterations for which each of them stays."""
+    """Number of iterations with each delay."""
     straggler: float = 1.0
     """Factor on the compute time of emulated ranks, relative to this one."""
     copies_per_s: float = 0.0
-    """Speed of a core where the processor times of collectives were measured, see `_clock.Core`; 0: not known."""
+    """Speed of a core where the processor times of collectives were measured, see `_clock.Core`; 0: unknown."""
     jitter: float = 0.0
     """Standard deviation of the log of each emulated rank's compute time."""
     fail_rank: int = -1
@@ -70,7 +70,7 @@ class Orders:
     """The collective of the world group at which the rank fails, counted from 1."""
     seed: int = 0
     stop_after: int = 0
-    """Iterations after which the script ends; 0: when it does so itself."""
+    """Number of iterations after which the script is ended; 0: it ends by itself."""
 
     def __post_init__(self) -> None:
         # Checked where orders are given, since in the rank's process an error would look like the script's.
@@ -104,7 +104,7 @@ class Orders:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Read orders as `to_json` wrote them."""
+        """Read orders from the fields that `to_json` wrote."""
         listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**listed)
 
@@ -114,7 +114,7 @@ class Call:
     """One collective call, on which all participating ranks must agree."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of collective, one of `KINDS`."""
     nbytes: int
     """Sized as nccl-tests does, see `perfmodel.ops.Collective`; for a barrier one element."""
     dtype: str
@@ -159,7 +159,7 @@ class Conditions:
         self._calls = 0
 
     def extra_s(self, kind: str, iteration: int) -> float:
-        """Seconds by which the network takes longer for a call of a kind."""
+        """Additional seconds of the network for a call of a kind."""
         # A sweep changes the delay with the iteration while the script runs, so that one run gives a whole curve.
         orders, kind = self._orders, delayed_as(kind)
         delay_s = orders.delays_s.get(kind, 0.0)

@@ -167,7 +167,7 @@ def device_module(dtype: str) -> Any:
 
 
 def on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float], float], Callable[[], None]]:
-    """A call of tensors on a GPU begins behind the kernels before it, and is over when its data are there.
+    """Order a call on GPU tensors after earlier kernels, and end it when its data are complete.
 
     Args:
         device: its module; None for the CPU, where both are as they were.

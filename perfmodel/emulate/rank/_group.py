@@ -70,10 +70,10 @@ class EmulatedGroup(_ProcessGroup):
     supports_splitting = False
 
     def _set_default_timeout(self, timeout: Any) -> None:
-        """Ignore timeouts of torch: the watchdog sees what hangs."""
+        """Ignore timeouts of torch, because the watchdog detects hanging ranks."""
 
     def _start_coalescing(self, device: Any) -> None:
-        """Each of them is answered by itself."""
+        """Start coalescing: nothing to do, because each call is answered separately."""
 
     def _end_coalescing(self, device: Any) -> None:
         return None
@@ -205,7 +205,7 @@ class EmulatedGroup(_ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-    """Names before torch 2.13."""
+    """The same call under its name before torch 2.13."""
 
     def _name_of_reduction(self, op: Any) -> str:
         """Return the name of a reduction, on which real ranks must agree.
@@ -233,7 +233,7 @@ class EmulatedGroup(_ProcessGroup):
         channel: str = "",
         peer: int | None = None,
     ) -> EmulatedWork:
-        """A call comes behind those of the same channel: the whole group's, or one between two ranks.
+        """Queue a call after those of the same channel, which belongs to the whole group or to two ranks.
 
         Where the caller waits for it (`async_op=False`) it is done on return.
         """

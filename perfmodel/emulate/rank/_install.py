@@ -43,7 +43,7 @@ class _Installed:
                 setattr(c10d, name, self._checked(name, getattr(c10d, name)))
 
     def _new_group(self, size: int, place: int, ranks: Any, backend: Any, store: Any, *rest: Any, **named: Any) -> Any:
-        """Make a process group whose backend is the emulation, under the name of the one that was asked for."""
+        """Make a process group whose backend is the emulation, under the requested backend's name."""
         import torch  # pyright: ignore[reportMissingImports]
 
         from perfmodel.emulate.rank._rank import Rank
@@ -69,7 +69,7 @@ class _Installed:
         return group, store
 
     def _prompt(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the making of a group so that the library's own threads come first on the rank's core."""
+        """Wrap the creation of a group so that the library's threads have priority on the rank's core."""
 
         def made(*arguments: Any, **named: Any) -> Any:
             # gloo's threads are its own, so the new ones are told by difference.
@@ -82,7 +82,7 @@ class _Installed:
         return made
 
     def _create(self, options: Any, _: Any) -> Any:
-        """Make the backend of a group, which torch asks for by its registered name."""
+        """Make the backend of a group, which torch requests by its registered name."""
         from perfmodel.emulate.rank._group import EmulatedGroup
 
         orders = self._orders
@@ -123,7 +123,7 @@ class _Installed:
 
 
 def _store(orders: Orders) -> Generator[tuple[Any, int, int], None, None]:
-    """A store among the real ranks, whatever address the script names; the lowest of them keeps it."""
+    """A store shared by the real ranks, regardless of the address in the script; the lowest rank hosts it."""
 
     from torch.distributed import TCPStore  # pyright: ignore
 

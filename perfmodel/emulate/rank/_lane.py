@@ -20,7 +20,7 @@ _FOREVER: Final = threading.TIMEOUT_MAX
 
 
 class EmulatedWork(dist.Work):
-    """Handle of a collective under way, as a script gets it from torch."""
+    """Handle of a collective in progress, as torch returns it to a script."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Lane:
         self._free_s = 0.0
 
     def put(self, work: EmulatedWork) -> None:
-        """Queue for the lane's own thread, as for a library's that works while the script computes."""
+        """Queue a call for the lane's own thread, like that of a library that works while the script computes."""
         with self._counted:
             self._under_way += 1
             if self._thread is None:
@@ -132,7 +132,7 @@ class Lane:
         self._queue.put(work)
 
     def answer(self, work: EmulatedWork) -> float:
-        """Answer a call whose caller waits, on the caller's thread where nothing is under way: nothing is handed over.
+        """Answer a call whose caller waits, on the caller's own thread if no other call is in progress.
 
         Returns:
             Processor time that the calling thread had for it.
@@ -151,7 +151,7 @@ class Lane:
         return noted.core_s
 
     def close(self) -> None:
-        """End the lane's thread after the calls that are under way."""
+        """End the lane's thread after the calls in progress."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(_PATIENCE_S)

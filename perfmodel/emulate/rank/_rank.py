@@ -17,20 +17,21 @@ _TRIAL_S: Final = 1e-3
 _TRIAL_CORE_S: Final = 5e-4
 _COLD_FLOATS: Final = 1 << 22
 _COLD_PRODUCTS: Final = 8
-"""Work before each trial: what a script does between calls drives a call's code and data out of the core's caches."""
+"""Number of products before each trial, because a script's work between calls evicts a call's code and data from the
+core's caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When a collective may start, and how long it takes from then on."""
+    """Start time and duration of a collective."""
 
     start_s: float
-    """When the last real rank came, on the host's monotonic clock."""
+    """Time at which the last real rank arrived, on the host's monotonic clock."""
     delay_s: float
     core_s: float
     """Processor time that the collective library takes on this rank."""
     over_s: float = 0.0
-    """Seconds of emulating the call itself, to be taken off; a call that queues behind another does not show them."""
+    """Overhead of emulating the call, to be subtracted; a queued call does not show it."""
     over_core_s: float = 0.0
 
 

@@ -22,11 +22,11 @@ MARK_COLUMNS: Final = ("name", "wall_s", "thread_s", "process_s")
 
 @dataclass(slots=True)
 class CollectiveNote:
-    """One collective; times on the host's monotonic clock, 0 where nothing was noted."""
+    """One collective; times are on the host's monotonic clock, 0 if not recorded."""
 
     group: str
     lane: str
-    """Peers and tag of a message, empty for the group's collectives: what shares a lane runs one after another."""
+    """Peers and tag of a message, empty for the group's collectives; calls of one lane run one after another."""
     ranks: int
     sequence: int
     kind: str
@@ -34,7 +34,7 @@ class CollectiveNote:
     iteration: int
     issued_s: float
     thread_s: float = 0.0
-    """Processor time of the calling thread by then, its script's own."""
+    """Processor time of the calling thread so far, for the script's own work."""
     start_s: float = 0.0
     end_s: float = 0.0
     delay_s: float = 0.0
@@ -52,7 +52,7 @@ def record_of(folder: Path, rank: int) -> Path:
 
 
 class Record:
-    """Notes of one process; written when it ends."""
+    """Record of one process, written when it ends."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
@@ -70,7 +70,8 @@ class Record:
         self._optimizer: Any = None
         self._parameters: list[list[int]] = []
         self.on_optimizer: Callable[[float], None] = lambda _: None
-        """Told when the last collective before the optimizer ended: what backward has issued is then done."""
+        """Called with the time at which the last collective before the optimizer ended, when all collectives of the
+        backward pass are done."""
         self.mark("start")
 
     def mark(self, name: str) -> None:
@@ -162,12 +163,12 @@ def _peak_bytes() -> int:
 
 
 def _code_bytes() -> int:
-    """Resident pages of files: code of libraries, of which each part comes in when it is first run."""
+    """Resident pages of files, that is, code of libraries, which is loaded when it is first run."""
     return _status_bytes("RssFile:") or 0
 
 
 def _status_bytes(name: str) -> int | None:
-    """A line of this process's status; None where the system has none."""
+    """A line of this process's status; None if the system has none."""
     with suppress(OSError, ValueError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith(name):
@@ -176,6 +177,6 @@ def _status_bytes(name: str) -> int | None:
 
 
 def _reset_peak() -> None:
-    """Reset the peak: what importing took at most is no part of training (proc(5): clear_refs)."""
+    """Reset the peak, because memory for imports is not part of training (proc(5): clear_refs)."""
     with suppress(OSError):
         _CLEAR_REFS.write_text("5")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WARM_UP: Final = 3
-"""Iterations that are left out of medians: memory is taken and caches fill."""
+"""Iterations left out of medians, in which memory is allocated and caches fill."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class RankRun:
     code_bytes: int = 0
     """Pages of libraries' code that were loaded since then; a prediction of memory does not count them."""
     overhead_s: float = 0.0
-    """Seconds of emulating a call itself, which were taken off; far more than 1 ms on a busy machine."""
+    """Overhead of emulating a call, which was subtracted; far above 1 ms on a busy machine."""
     parameters: tuple[tuple[int, ...], ...] = ()
     """Shapes of the tensors that the first optimizer updates: the rank's part of the model."""
 
@@ -110,7 +110,7 @@ class EmulatedRun:
 
     ranks: tuple[RankRun, ...]
     peer: PeerRun | None = None
-    """None: no rank was on the wire only."""
+    """Record of the peer process; None if no rank was emulated on the wire."""
 
     def iterations(self) -> "pd.DataFrame":
         """Iterations of all ranks, see `RankRun.iterations`."""
@@ -134,7 +134,7 @@ class EmulatedRun:
         return _slowest_s(table)
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures of the whole, for JSON."""
+        """Figures of the whole run, for JSON."""
         peer = {} if self.peer is None else {"wire": asdict(self.peer)}
         summary: dict[str, Any] = peer | {
             "world_size": self.ranks[0].world_size,
@@ -159,7 +159,7 @@ class EmulatedRun:
 
 
 def _steady(table: "pd.DataFrame") -> Any:
-    """Iterations without the first ones, where there are enough others."""
+    """Iterations without the first ones, if there are enough others."""
     return table[table.iteration > _WARM_UP] if len(table) and table.iteration.max() > 2 * _WARM_UP else table
 
 
@@ -198,7 +198,7 @@ def read_run(folder: Path) -> EmulatedRun:
 
 
 def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
-    """The rank's run with its collectives as the emulated ranks saw them.
+    """The rank's run with the times of its collectives from the emulated ranks' log.
 
     `bytes` is what the busier direction carried; in_bytes, out_bytes: what the emulated ranks received and sent.
     """
@@ -239,7 +239,7 @@ def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
 
 
 def _under_way_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
-    """Seconds of an interval in which some call is under way."""
+    """Seconds of an interval in which some call is in progress."""
     # Calls of several groups overlap, so intervals are merged before they are summed.
     spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
     starts_s, ends_s = (spans[name].to_numpy(float).clip(low_s, high_s) for name in ("start_s", "end_s"))

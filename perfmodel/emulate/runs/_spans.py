@@ -19,7 +19,7 @@ Phase = Literal["forward", "backward", "optimizer"]
 _PHASE_AFTER: Final[Mapping[str, Phase]] = {"backward": "backward", "backward_end": "optimizer"}
 """Phase that begins at a mark."""
 _BEHIND_S: Final = 1e-3
-"""A pass that ends this soon after the last collective under way has waited for it."""
+"""A pass that ends within this time after the last collective in progress counts as having waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Cutter:
         self._calls, self._users = calls, users_of(calls)
         self._spans: list[Span] = []
         self._waited = set(np.flatnonzero(calls.wait_end_s > 0).tolist())
-        """Calls that the script waits for itself, or is known to have waited for."""
+        """Calls that the script waits for explicitly, or is known to have waited for."""
         self._phase: Phase = "forward"
         # Start of the span under way, and the calls that it comes after.
         self._start_s, self._after = 0.0, ()
@@ -147,12 +147,12 @@ class _Cutter:
             self._start_s = moment_s
 
     def _pending(self, moment_s: float) -> list[int]:
-        """Return calls made by a moment that nobody has waited for."""
+        """Return the calls made up to a moment that were not waited for yet."""
         made = np.flatnonzero(self._calls.issued_s <= moment_s).tolist()
         return [place for place in made if place not in self._waited]
 
     def _close(self, moment_s: float, issues: int = -1) -> None:
-        """End the span under way."""
+        """End the current span."""
         end_s = max(self._start_s, moment_s)
         self._spans.append(Span(self._start_s, end_s, self._phase, self._after, issues))
 
@@ -198,7 +198,7 @@ def done_at_s(start_s: float, work_s: float, users: Sequence[User]) -> float:
 
 
 def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float]:
-    """The limits, and when the share of the core changes between them."""
+    """The limits, and the moments between them at which the share of the core changes."""
     moments_s = {low_s, high_s}
     for start_s, end_s, _ in users:
         moments_s.update(moment_s for moment_s in (start_s, end_s) if low_s < moment_s < high_s)

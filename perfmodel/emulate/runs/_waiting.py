@@ -34,7 +34,8 @@ def waiting_path(folder: Path, rank: int) -> Path:
 
 
 def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
-    """Start a thread that writes a file whenever this rank waits in a collective; nothing where torch cannot tell.
+    """Start a thread that writes a file whenever this rank waits in a collective; does nothing if torch cannot report
+    it.
 
     Args:
         folder: of the run.
@@ -70,7 +71,7 @@ def _entries(dump: Callable[..., bytes], *, only_active: bool) -> list[dict[str,
 
 
 def _write(path: Path, outstanding: Sequence[dict[str, Any]], recorded: Sequence[dict[str, Any]]) -> None:
-    """Write what the rank waits in, and its last calls; renamed when it is complete."""
+    """Write the call in which the rank waits, and its last calls, atomically."""
     data = {"waiting": [*map(_call_of, outstanding)], "calls": [*map(_call_of, recorded)]}
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(data))

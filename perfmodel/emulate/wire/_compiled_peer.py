@@ -30,11 +30,11 @@ _BUILD_S: Final = 60.0
 _TEXT_BYTES: Final = 256
 
 _Begin = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int, ctypes.c_uint64, ctypes.c_double)
-"""When the emulated ranks come to an operation: of a group's number, a slot, and the time now."""
+"""Function of a group's number, a slot and the current time that returns when the emulated ranks reach an operation."""
 
 
 class _Row(ctypes.Structure):
-    """An operation in the log, as `row` of the C code."""
+    """An operation in the log, like `row` in the C code."""
 
     _fields_ = [
         ("group", ctypes.c_int32),
@@ -152,7 +152,7 @@ class CompiledPeer(Peer):
         self._library.peer_connection(self._loop, connected.detach(), self._groups.index(group), peer)
 
     def _begin_s(self, group_number: int, slot: int, now_s: float) -> float:
-        """Called by the loop where several real ranks must agree on what they call."""
+        """Called by the loop when several real ranks must agree on a call."""
         group = self._groups[group_number]
         self._wrong = self._calls.disagreement(group.name, group.rank, number_of(slot), kind_of(slot))
         return math.nan if self._wrong else now_s

@@ -23,13 +23,14 @@ KINDS: Final = (
 _ADDRESS: Final = struct.Struct("<H2s4s120xq")
 """A `sockaddr_storage` of IPv4 and a sequence number."""
 ABOVE_LOOPBACK: Final = "127.255.255.254"
-"""A loopback address that Linux lets any process take. Of two addresses the library connects to the lower one, so that
-a rank whose device has this address connects to whoever listens on this host."""
+"""A loopback address that is higher than usual ones, and free on Linux. Gloo connects from the higher of two addresses
+to the lower one: a rank at this address connects to whatever listens on this host."""
 _SEQUENCE: Final = struct.Struct("<q")
 _MOST_AT_ONCE: Final = 1 << 22
 _MOST_PARTS: Final = 64
 _BOX_BYTES: Final = 1 << 13
-"""Small messages are taken many at once; the rest of a long one goes straight to its place."""
+"""Size of the receive buffer, which takes many small messages at once; the rest of a long one is received directly into
+its place."""
 _SOCKET_BYTES: Final = 1 << 23
 
 
@@ -76,7 +77,7 @@ def called_as(connected: socket.socket) -> int:
 
 
 def without_delay(connected: socket.socket) -> socket.socket:
-    """A connection as messages want it, which never blocks."""
+    """Configure a connection for messages: it never blocks or delays."""
     connected.setblocking(False)
     # Headers are small and must not wait to be joined with others (Nagle); data want large buffers.
     if connected.family == socket.AF_INET:
@@ -88,16 +89,16 @@ def without_delay(connected: socket.socket) -> socket.socket:
 
 @dataclass(eq=False, slots=True)
 class Incoming:
-    """Data of one message on their way in. What has come may be sent on before the rest is there."""
+    """Data of one incoming message. The received part may be forwarded before the rest has arrived."""
 
     data: memoryview
     nbytes: int
-    """Bytes of the message; where there are more than `data` hold, they are written over themselves."""
+    """Bytes of the message; if there are more than `data` can hold, they overwrite one another."""
     arrived: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there."""
+        """Whether the message is complete."""
         return self.arrived == self.nbytes
 
     def room(self) -> memoryview:
@@ -108,11 +109,11 @@ class Incoming:
 
 @dataclass(eq=False, slots=True)
 class _Outgoing:
-    """A header, or data, in line to be sent."""
+    """A header, or data, queued for sending."""
 
     data: memoryview
     source: Incoming | None = None
-    """Message that the data are still coming with; None: all are there."""
+    """Incoming message that provides the data; None if the data are complete."""
     sent: int = 0
 
     def ready(self) -> memoryview:
@@ -139,7 +140,7 @@ class Connection:
 
     @property
     def stalled(self) -> bool:
-        """Whether data wait for more of a message that is being passed on."""
+        """Whether queued data wait for more of a message that is being forwarded."""
         return bool(self._out) and not self._out[0].ready()
 
     def receive(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> bool:
@@ -179,7 +180,7 @@ class Connection:
         return True
 
     def _open(self, place: Callable[[Header], Incoming], arrived: Callable[[Header], None]) -> None:
-        """Take whole messages out of the box, and what there is of a last one's data."""
+        """Take whole messages out of the receive buffer, and the available data of the last one."""
         box, at, have = self._box, 0, self._have
         # Many messages are headers alone; one read may bring dozens.
         while have - at >= HEADER.size:
@@ -213,7 +214,7 @@ class Connection:
             self._out.append(_Outgoing(data[:nbytes]))
 
     def flush(self) -> None:
-        """Send queued messages, as far as their data have arrived and the socket accepts them."""
+        """Send queued messages whose data have arrived, as many as the socket accepts."""
         out = self._out
         while self.sending:
             # Nothing overtakes data that have not come.

@@ -15,9 +15,9 @@ from perfmodel.emulate.wire._gloo_messages import DATA, RECV_READY, SEND_READY, 
 
 NEVER_S: Final = float("inf")
 KEPT_BYTES: Final = 1 << 22
-"""Bytes of a message's data that are remembered, at most; of longer ones nothing is, and zeros are sent."""
+"""Largest message whose data are remembered; for longer ones zeros are sent."""
 RETURNS_OWN: Final = ("all_gather", "all_to_all")
-"""Kinds in which the real rank finds copies of its own data, so that sizes that scripts exchange fit."""
+"""Kinds in which the real rank receives copies of its own data, so that exchanged sizes are consistent."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Predecessors(NamedTuple):
     """Messages that must pass among emulated ranks before one is sent to the real rank."""
 
     steps: int
-    """Messages one after another, up to those to the last of the ranks that are reached in the same step."""
+    """Number of messages one after another, up to those to the last rank that is reached in the same step."""
     queued: int
-    """Messages that leave the same sender first."""
+    """Number of messages that leave the same sender earlier."""
 
 
 def predecessors(kind: str, size: int, place: int, peer: int) -> Predecessors:
@@ -73,7 +73,7 @@ class Pair:
     places: dict[int, Incoming] = field(default_factory=dict)
     """Buffers, by number, of the granted messages that are kept."""
     in_turn: bool = False
-    """Whether it is in line to be looked at."""
+    """Whether it is queued for processing."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def first_clear(bits: int) -> int:
 
 
 _MOST_CALLS: Final = 1024
-"""Calls of a group that are remembered, at most; by then all real ranks have made the older ones."""
+"""Most calls of a group that are remembered; all real ranks have already made older ones."""
 
 
 class Calls:
@@ -175,7 +175,7 @@ class Operation:
         return place
 
     def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
-        """Record a message's data; return what is wrong with it, or an empty text."""
+        """Record a message's data; return a description of the fault, or an empty text."""
         pair = self.pairs[peer]
         # Try Receive of NeuronaBox: a message counts if it is the one that was expected, else an error is reported.
         number = first_clear(pair.arrived)
@@ -188,7 +188,7 @@ class Operation:
         return ""
 
     def try_send(self, peer: int, pair: Pair, now_s: float, zeros: Zeros) -> float:
-        """Send the next message whose predecessors are there.
+        """Send the next message whose predecessors have passed.
 
         Returns:
             When to look again: now, if a message was sent; `NEVER_S` if there is nothing until more arrives.
@@ -241,7 +241,7 @@ class Operation:
         return now_s
 
     def _remember(self, peer: int, pair: Pair, number: int, nbytes: int) -> None:
-        """Make the place of a granted message, whose data are certain to come, if it is the first of its key."""
+        """Make the buffer of a granted message, whose data will arrive, if it is the first of its key."""
         # The first is the real rank's own; what a ring sends later has come from others.
         key = self._key(peer, number, nbytes)
         if key in self._kept:
@@ -252,7 +252,7 @@ class Operation:
             pair.places[number] = place
 
     def _key(self, peer: int, number: int, nbytes: int) -> tuple[int, int]:
-        """Key of the data that a message to or from the real rank stands beside, a part and a size.
+        """Key of the data that belong to a message to or from the real rank: a part and a size.
 
         Parts are the halves of an all-gather (allgather.cc sends them in turn) and the peers of an all-to-all; of other
         kinds any data of the right size will do.
@@ -262,7 +262,7 @@ class Operation:
         return (peer, 0) if self.kind == "all_to_all" else (0, nbytes)
 
     def _data(self, peer: int, number: int, nbytes: int, zeros: Zeros) -> memoryview | Incoming | None:
-        """Return data that the real rank has sent itself, of the right size, so that magnitudes are those of training.
+        """Return data of the right size that the real rank sent itself, so that magnitudes are realistic.
 
         None until it is certain that data which must be its own will come. From then on they are sent on as they come:
         a copy of the whole would go out later than the emulated ranks' own data, which have always been there.

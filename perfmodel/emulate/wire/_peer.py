@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _peer(orders: Orders, network: Network, may_compile: bool) -> Peer:
-    """The message loop in C where it can be built and the orders are plain, else the one in Python."""
+    """The message loop in C if it can be built and the orders are plain, else the one in Python."""
     library = compiled_loop() if may_compile and plain(orders) else None
     return Peer(orders, network) if library is None else CompiledPeer(orders, network, library)
 

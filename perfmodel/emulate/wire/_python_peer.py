@@ -40,14 +40,14 @@ from perfmodel.emulate.wire._wire import CLOCK, CONNECTED, OPERATION_COLUMNS
 _SCRAP_BYTES: Final = 1 << 22
 _JOIN_S: Final = 10.0
 _JOIN_BYTES: Final = 1 << 24
-"""A line that names the members of a group is shorter."""
+"""Largest size of a line that names the members of a group."""
 _MOST_OPERATIONS: Final = 64
-"""Operations of a group that are remembered, at most; older ones are over."""
+"""Most operations of a group that are remembered; older ones have ended."""
 
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """One process group as one real rank meets it."""
+    """One process group of one real rank."""
 
     name: str
     members: tuple[int, ...]
@@ -56,15 +56,15 @@ class Group:
     """Conditions of the real rank, which all of its groups share, as its links."""
     links: Links
     source: int
-    """Rank of which the emulated ranks get the data in a ring: this one, or the last of the real ranks that follow."""
+    """Rank whose data the emulated ranks receive in a ring: this one, or the last of the following real ranks."""
     operations: dict[int, Operation] = field(default_factory=dict)
     """Operations by slot, the newest last."""
     ends: "dict[int, _Endpoint]" = field(default_factory=dict)
-    """Connections' ends by place of the emulated rank."""
+    """Endpoints of connections by position of the emulated rank."""
 
     @property
     def rank(self) -> int:
-        """The real rank."""
+        """Number of the real rank that this peer answers."""
         return self.members[self.place]
 
 
@@ -154,7 +154,7 @@ class Peer:
         return self._log
 
     def _control_descriptors(self) -> tuple[int, ...]:
-        """Descriptors by which ranks form groups and connect, and by which this process is told to end."""
+        """Descriptors by which ranks form groups and connect, and by which this process receives the request to end."""
         self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         return self._listener.fileno(), self._join_listener.fileno(), sys.stdin.fileno()
 
@@ -162,7 +162,7 @@ class Peer:
         self._ended = not os.read(sys.stdin.fileno(), 1)
 
     def _next_events(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until something comes, or until the next message is due; return what has come."""
+        """Wait until data arrive or the next message is due; return the events."""
         if not self._due:
             return self._selector.select()
         # The selector's own patience is in whole milliseconds, which is too coarse for latencies.
@@ -203,7 +203,7 @@ class Peer:
             self._runnable.append(entry)
 
     def _enqueue_ring(self, group: Group, slot: int) -> None:
-        """Look again at what a ring sends to any real rank of a group."""
+        """Queue the pairs of a ring that send to any real rank of a group."""
         for ring in self._groups:
             operation = ring.operations.get(slot)
             if operation is None or (ring.name, ring.members) != (group.name, group.members):
@@ -238,7 +238,7 @@ class Peer:
             self._watch(waiting)
 
     def _watch(self, end: _Endpoint) -> None:
-        """Be woken when the socket takes more, as long as something waits for that."""
+        """Watch a socket for writing as long as data are queued for it."""
         # The connection has gone meanwhile.
         if end.peer not in end.group.ends:
             return
@@ -309,20 +309,20 @@ class Peer:
         return operation
 
     def _of_rank(self, group: Group, rank: int, slot: int) -> Operation | None:
-        """The operation of another real rank of the same group, None before its first message."""
+        """The operation of another real rank of the same group; None before its first message."""
         for ring in self._groups:
             if (ring.name, ring.members, ring.rank) == (group.name, group.members, rank):
                 return ring.operations.get(slot)
         return None
 
     def _log_oldest(self, group: Group) -> None:
-        """Forget the oldest operation of a group, of which the log keeps a row."""
+        """Forget the oldest operation of a group, after adding its row to the log."""
         # Operations of a group begin in order, so the first is the oldest.
         operation = group.operations.pop(next(iter(group.operations)))
         self._log.append(operation_row(group, operation))
 
     def _join(self) -> None:
-        """A real rank says which group it forms, and is told where the other ranks are."""
+        """Handle a real rank's announcement of a group, and answer with the addresses of the other ranks."""
         connected, _ = self._join_listener.accept()
         # Whoever reaches the port must neither hold up the ranks nor learn anything.
         connected.settimeout(_JOIN_S)
@@ -357,7 +357,7 @@ class Peer:
             line.write(json.dumps([self._listener.getsockname()[1], base]) + "\n")
 
     def _wait_for_others(self, connected: socket.socket, name: str, members: tuple[int, ...]) -> None:
-        """Answer real ranks of a group together, once the last of them has said that it is connected to all others."""
+        """Answer all real ranks of a group when the last of them is connected to all others."""
         # The caller closes its own descriptor of the connection.
         waiting = self._waiting.setdefault((name, members), [])
         waiting.append(connected.dup())
@@ -402,7 +402,7 @@ def ring_source(members: tuple[int, ...], real_ranks: Collection[int], place: in
 
 
 def operation_row(group: Group, operation: Any) -> dict[str, Any]:
-    """An operation as the log has it; from the message loop in either language."""
+    """The log's row of an operation, from the message loop in either language."""
     row = (
         group.rank,
         group.name,

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from perfmodel.measure.ranks import Host
 
 PEER: Final = "peer.json"
-"""File in which the process of the emulated ranks leaves its notes."""
+"""File for the record of the process of the emulated ranks."""
 OPERATION_COLUMNS: Final = (
     *("rank", "group", "ranks", "sequence", "kind", "in_bytes", "out_bytes", "messages"),
     *("first_s", "begin_s", "last_s"),
 )
 TIMEOUT: Final = timedelta(minutes=30)
-"""Timeout of groups that a script gives none, as torch has it."""
+"""Default timeout of groups, as in torch."""
 _END_S: Final = 20.0
 JOIN, CONNECTED, CLOCK = "join", "connected", "clock"
 """Requests to the process of the emulated ranks."""
@@ -107,7 +107,7 @@ class Joined:
     peer_host: str
     port: int
     base: int
-    """First of the numbers by which ranks of the group call them."""
+    """First of the connection numbers of the group; each rank has as many of them as the group has ranks."""
 
 
 def join(orders: Orders, members: tuple[int, ...]) -> Joined:
@@ -162,7 +162,7 @@ def _ask_peer(orders: Orders, request: str, members: tuple[int, ...]) -> tuple[A
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IPv4 address is of this host alone."""
+    """Whether an IPv4 address is local to this host."""
     return address.startswith("127.")
 
 
@@ -177,9 +177,9 @@ class PeerPlace:
     name: str = ""
     """Host as the user named it; empty: this one."""
     other_clock: bool = False
-    """Whether times there are of another clock than this host's."""
+    """Whether that host has another clock than this one."""
     compiled: bool = True
-    """Whether messages may be answered in C, where that can be built there."""
+    """Whether messages may be answered in C if the loop can be built on that host."""
 
     @classmethod
     def named(cls, host: str) -> Self:
@@ -220,7 +220,7 @@ class PeerProcess:
 
     @property
     def failed(self) -> bool:
-        """Whether the process ends, or has ended, before it is told to."""
+        """Whether the process has ended, or is ending, before it was told to."""
         # It prints its reason before its connections close, and ranks fail only then, some of them before this process
         # is over: whoever looks here after a rank has failed sees which of them was first.
         if self.process.poll() is not None or self.process.stdout is None:
@@ -297,7 +297,7 @@ def _started(place: PeerPlace) -> "subprocess.Popen[str]":
 
 
 def _reply(process: "subprocess.Popen[str]", line: str) -> str:
-    """Send the process a line; return the one that it answers, empty if it has ended."""
+    """Send the process a line; return its answer, empty if it has ended."""
     if process.stdin is None or process.stdout is None:
         raise EmulationError("emulate: the process of the emulated ranks has no pipes; start it with `peers`")
     # A process that has ended already shows by its empty answer.

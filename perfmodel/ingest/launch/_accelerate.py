@@ -20,9 +20,9 @@ from perfmodel.ingest.launch._read_entries import read_json
 from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 _NUMBERS: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-"""Strategies by their number, from 1 on."""
+"""Strategies by their number, starting at 1."""
 _HALVES: Final = ("bf16.enabled", "fp16.enabled")
-"""Keys of DeepSpeed's that turn 16-bit training on."""
+"""DeepSpeed keys that turn 16-bit training on."""
 _FRAMEWORKS: Final = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron-lm"}
 _KIND: Final = "distributed_type"
 _HOST: Final = "fsdp_config.fsdp_offload_params"
@@ -35,12 +35,12 @@ _ZERO: Final = (
     _HOST,
 )
 _DEGREES: Final = "parallelism_config.parallelism_config_"
-"""The beginning of the degrees of parallelism."""
+"""Prefix of the degrees of parallelism."""
 _COPIES: Final = (f"{_DEGREES}dp_replicate_size", f"{_DEGREES}dp_shard_size")
-"""Copies of what is sharded, and replicas that shard among themselves."""
+"""Number of sharding groups, and of replicas within each."""
 _CONTEXT: Final = (f"{_DEGREES}cp_size", f"{_DEGREES}sp_size", f"{_DEGREES}sp_backend", f"{_DEGREES}cp_comm_strategy")
 DEEPSPEED_FILE: Final = "deepspeed_config.deepspeed_config_file"
-"""The key of a file of DeepSpeed's own, which then says everything of ZeRO, precision and batches."""
+"""The key of a separate DeepSpeed file, which then determines ZeRO, precision and batches."""
 _DTYPE: Final = "mixed_precision"
 _OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.offload_optimizer_device")
 
@@ -70,8 +70,8 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
 
 
 def _sharded(by_name: Any, again: Any) -> Fields:
-    """Return what FSDP shards, from its strategy's name, or from whether weights are resharded after the forward pass
-    (FSDP2)."""
+    """Return the ZeRO stage of FSDP, from the name of its strategy or from whether weights are resharded after the
+    forward pass (FSDP2)."""
     if by_name is None and (again is None or isinstance(again, bool) or str(again).lower() in ("true", "false")):
         return {"zero": stage_of_resharding(again)}
     name = again if by_name is None else by_name
@@ -82,7 +82,7 @@ def _sharded(by_name: Any, again: Any) -> Fields:
 
 
 def _degree(settings: Mapping[str, Any], name: str) -> int:
-    """A degree, which is 1 where the file does not say it."""
+    """A degree; 1 if the file does not state it."""
     return WHOLE.read(settings.get(name, 1))
 
 
@@ -101,7 +101,7 @@ def _context(settings: Mapping[str, Any]) -> Fields:
 
 
 def _no_file(settings: Mapping[str, Any]) -> Fields:
-    """A doubt about a DeepSpeed file that is not there; nearly all of them train in 16 bits."""
+    """A doubt about a missing DeepSpeed file; nearly all such files train in 16 bits."""
     if DEEPSPEED_FILE not in settings:
         return {}
     missing = f"deepspeed_config_file {settings[DEEPSPEED_FILE]} was not found beside the file"
@@ -122,7 +122,7 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
 
 
 def _offload(settings: Mapping[str, Any]) -> Fields:
-    """DeepSpeed's states on the host."""
+    """Model states that DeepSpeed keeps on the host."""
     weights, optimizer = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     return offloaded_states(weights, optimizer)
 
@@ -147,7 +147,7 @@ def _framework(fields: Fields, entries: Entries) -> str:
 
 
 def _is_single(kind: Any) -> bool:
-    """Whether a word of `distributed_type` starts a single process; YAML takes a bare `NO` for false."""
+    """Whether a value of `distributed_type` starts a single process; YAML reads a bare `NO` as false."""
     return kind is False or str(kind).upper() == "NO"
 
 
@@ -263,11 +263,11 @@ ACCELERATE_AND_DEEPSPEED: Final = replace(
     ),
     harmless=(*DEEPSPEED.harmless, *ACCELERATE.harmless, "deepspeed_config.*", _DTYPE),
 )
-"""A file of Accelerate that names one of DeepSpeed's: processes of the one, all else of the other."""
+"""Format of an Accelerate file that names a DeepSpeed file: the first states the processes, the second all else."""
 
 
 def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFormat]:
-    """Add to an Accelerate file's entries those of the DeepSpeed file that it names, if that lies beside it."""
+    """Add the entries of the DeepSpeed file that an Accelerate file names, if it is in the same folder."""
     # Accelerate refuses a file of DeepSpeed's beside its own block of it, so that the two never contradict.
     named = source.entries.get(DEEPSPEED_FILE)
     if named is None or not isinstance(named.value, str):
@@ -285,7 +285,7 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
 
 
 def _with_precision(merged: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Entries with the precision that DeepSpeed's file leaves open as Accelerate's `mixed_precision` says it."""
+    """Entries with Accelerate's `mixed_precision` where DeepSpeed's file leaves the precision open."""
     asked = merged.get(_DTYPE)
     open_types = [name for name, entry in merged.items() if name in _HALVES and entry.value == AUTO]
     if asked is None or not open_types:

@@ -56,19 +56,19 @@ _PREFIXES: Final = (
     "model.text_model.layers.0.",
     "model.model.layers.0.",
 )
-"""Beginnings of the names of a layer's products in Transformers' language models, alone and beside a tower."""
+"""Prefixes of the names of a layer's products in Transformers' language models, with and without a tower."""
 _PRODUCTS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _FEED_FORWARDS: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _OF_PATTERN: Final = re.compile(r"[\\\[\](){}|*+?^$]")
-"""Characters that names do not have."""
+"""Characters of patterns that do not occur in names."""
 _SLOW: Final = re.compile(r"[*+}][^()]*\)[*+{]|\\[1-9]")
 """A repetition inside a repeated group, or a reference to a group: such patterns can take forever."""
 _LONGEST_PATTERN: Final = 1000
 
 
 def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
-    """The products of a layer that a regular expression names as a whole, as peft reads a text; empty if it names none
-    or is no expression."""
+    """The products of a layer whose whole names a regular expression matches, as in peft; empty if it matches none or
+    is not an expression."""
     if len(pattern) > _LONGEST_PATTERN or _SLOW.search(pattern):
         return ()
     try:

@@ -44,7 +44,7 @@ _TRAINS_NOT: Final = frozenset(
         "eval",
     )
 )
-"""Words in the names of programs that take the same arguments, and train nothing."""
+"""Words in the names of programs that accept the same arguments but do not train."""
 LAUNCHING: Final = (
     "nproc-per-node",
     "nnodes",
@@ -56,12 +56,13 @@ LAUNCHING: Final = (
     "worker-num",
     "local-worker-num",
 )
-"""Arguments of torchrun, DeepSpeed's launcher and Accelerate's that say how many processes run, or where."""
+"""Arguments of torchrun and of the launchers of DeepSpeed and Accelerate that state the number of processes or their
+hosts."""
 _LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
 _SLURM: Final = ("srun", "sbatch", "salloc")
 _MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "aprun")
 FEWEST: Final = 4
-"""Known arguments that a command has at least if it is one of several that train."""
+"""Least number of known arguments of a command that counts as one of several training commands."""
 
 
 def followed_script(
@@ -161,7 +162,7 @@ def read_arguments(
 
 
 def _program(command: Command, known: frozenset[str]) -> PurePosixPath:
-    """The Python program of a command; empty where it has none."""
+    """The Python program of a command; empty if it has none."""
     position = script_at(command.argv, known)
     return PurePosixPath("" if position is None else command.argv[position].text)
 
@@ -174,12 +175,12 @@ def trains_nothing(program: PurePosixPath) -> bool:
 
 
 def _starts_processes_itself(command: Command) -> bool:
-    """Whether a command is Megatron-SWIFT's, which reads from variables how many processes it starts."""
+    """Whether a command is Megatron-SWIFT's, which takes the number of processes from variables."""
     return any(Path(word.text).name == "megatron" for word in command.argv[:1])
 
 
 def _of_configuration(config: Entry, neighbours: Neighbours) -> dict[str, Entry]:
-    """ZeRO settings of DeepSpeed's JSON, if the script writes it or it lies beside the script."""
+    """ZeRO settings of DeepSpeed's JSON, if the script writes this file or it is in the same folder."""
     # A file that cannot be read leaves the stage open.
     try:
         file = neighbours.find(str(config.value))
@@ -205,7 +206,8 @@ def _name(text: str) -> str:
 
 
 def _in_full(name: str, known: frozenset[str]) -> str:
-    """Full name of an argument that may be cut short, as argparse allows (`--micro-batch`) if only one begins so.
+    """Full name of an abbreviated argument, which argparse accepts (`--micro-batch`) if only one argument begins with
+    it.
 
     Words without a hyphen are too many things: `--output` is of srun, and no part of `--output-logit-softcapping`. The
     degrees of parallelism, `-size`, are older than other arguments that begin as they do, so that scripts cut them
@@ -262,7 +264,7 @@ def _numbers_of(argv: Sequence[Word], has_nodes: bool) -> dict[str, int]:
 
 
 def _numbers_of_hosts(texts: Sequence[str]) -> dict[str, int]:
-    """Numbers that follow from hosts which a launcher lists, by the names of a scheduler's options.
+    """Numbers that follow from the hosts in a launcher's options, by the names of a scheduler's options.
 
     `colossalai run --host a,b` names nodes, and DeepSpeed's `--include a:0,1@b:0,1` devices on them.
     """
@@ -282,7 +284,7 @@ def _numbers_of_hosts(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _end_of_options(names: Sequence[str], start: int, end: int) -> int:
-    """Position at which the options of a scheduler end: that of the program that it starts."""
+    """Position of the program that a scheduler starts, where its own options end."""
     programs = (*_LAUNCHERS, "python", "python3", "singularity", "apptainer", "docker", "numactl", "env")
     return next((i for i in range(start + 1, end) if names[i] in programs), end)
 
@@ -342,7 +344,7 @@ def command_entries(argv: Sequence[Word], known: frozenset[str], switches: froze
 
 
 def write_arguments(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
-    """Write a bash script that launches with these arguments and passes its own on."""
+    """Write a bash script that launches with these arguments, followed by the script's own arguments."""
     rows = [(name, "" if value is True else f" {value}") for name, value in values.items()]
     launcher = "".join(f" --{name.replace('-', '_')}{value}" for name, value in rows if name in LAUNCHER)
     lines = ["#!/bin/bash", *(f"# {comment}" for comment in comments)]

@@ -28,7 +28,7 @@ _HALVES: Final = ("bf16", "fp16", "fp8", "bfloat16", "float16")
 
 
 def _dtype(settings: Mapping[str, Any]) -> str:
-    """`bfloat16` and `float16` are the switches without autocast."""
+    """Element type; `bfloat16` and `float16` are the switches without autocast."""
     if is_on(settings.get("bfloat16")):
         return "bf16"
     if is_on(settings.get("float16")):
@@ -37,7 +37,7 @@ def _dtype(settings: Mapping[str, Any]) -> str:
 
 
 def _states(settings: Mapping[str, Any]) -> Fields:
-    """Optimizer, and the type of what it keeps.
+    """Optimizer, and the element type of its states.
 
     Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies of them; without
     either, weights, gradients and moments are what was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
@@ -53,7 +53,7 @@ def _states(settings: Mapping[str, Any]) -> Fields:
 
 
 def _tuning(settings: Mapping[str, Any]) -> Fields:
-    """All weights are trained where no adapter is named."""
+    """Trained weights: all of them if no adapter is named."""
     adapter = settings.get("adapter")
     if not is_on(adapter):
         return {}
@@ -74,7 +74,7 @@ _PACKING: Final = "sample_packing"
 
 
 def _filled(settings: Mapping[str, Any]) -> Fields:
-    """Packed sequences, or the text of a pre-training, fill what they may."""
+    """Whether sequences have full length, as when they are packed or are pre-training text."""
     is_packed = is_on(settings.get(_PACKING)) or is_on(settings.get("pretraining_dataset"))
     return padding_note("sequence_len", is_packed)
 
@@ -106,7 +106,7 @@ _LIGER: Final = (
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    """Kernels of Liger for norms, rotary embeddings and activations together, and its loss with the gradient."""
+    """Liger's kernels: those of norms, rotary embeddings and activations together, and its loss with the gradient."""
     # Jobs know eager kernels as one group: it is fused if the norms and rotary embeddings of every layer are.
     needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
     stated: Fields = {"eager_kernels": ()} if all(needed) else {}
@@ -125,7 +125,7 @@ _CUT: Final = ("plugins", "cut_cross_entropy")
 
 
 def _cut_loss(settings: Mapping[str, Any]) -> Fields:
-    """Cut cross-entropy, a plugin that is on unless a switch of its own turns it off: it never holds all logits."""
+    """Cut cross-entropy, which never holds all logits: a plugin that is on unless its own switch turns it off."""
     plugins = " ".join(map(str, as_list(settings.get("plugins") or ())))
     is_asked = "CutCrossEntropy" in plugins or is_on(settings.get("cut_cross_entropy"))
     return {"chunked_loss": True} if is_asked and is_on(settings.get("cut_cross_entropy", True)) else {}

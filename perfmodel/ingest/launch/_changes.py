@@ -58,7 +58,7 @@ def changed_settings(
 
 
 def _line(name: str, values: Mapping[str, Any], syntax: str) -> str | None:
-    """A setting as a line of the file; None where the file does not have it."""
+    """A setting as a line of the file; None if the file does not have it."""
     if name not in values:
         return None
     value = values[name]

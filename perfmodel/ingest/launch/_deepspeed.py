@@ -33,7 +33,7 @@ _HALVES: Final = {
     "fp16": "fp16",
     "amp": "fp16",
 }
-"""Keys that turn 16-bit training on (the short ones by `true` or `auto` alone), and its element type."""
+"""Keys that turn 16-bit training on, with the element type; the short keys need only `true` or `auto`."""
 _STAGE: Final = (
     "zero_optimization.stage",
     "zero_optimization.overlap_comm",
@@ -55,7 +55,7 @@ def stage_as_it_runs(stage: int, dtype: str) -> Fields:
 
 
 def _half(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Element type of a file, and a remark where it is a guess.
+    """Element type of a file, and a remark if it is a guess.
 
     `auto` is what Hugging Face's Trainer fills in from its own --bf16 and --fp16: a file that leaves a type to it is
     meant for that type, and one that leaves both for the newer.
@@ -87,7 +87,7 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
 
 
 def _overlap(settings: Mapping[str, Any]) -> Fields:
-    """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
+    """Overlap of reductions, by default only under stage 3; weights are then prefetched unless the bucket is empty."""
     stage = WHOLE_OR_NONE.read(settings.get("zero_optimization.stage", 0))
     dtype, _ = _half({name: value for name, value in settings.items() if name in _HALVES})
     fields = stage_as_it_runs(stage, dtype)
@@ -115,7 +115,7 @@ def offloaded_states(weights: bool, optimizer: bool) -> Fields:
 
 
 def _offload(settings: Mapping[str, Any]) -> Fields:
-    """States that DeepSpeed holds in host memory (or beyond it, which is read as if it were host memory)."""
+    """Model states that DeepSpeed keeps in host memory, or on NVMe, which is read as host memory."""
     fields: Fields = {}
     optimizer, weights = (words(DEVICES).read(settings.get(name, "none")) for name in _OFFLOADS)
     fields |= offloaded_states(weights, optimizer)
@@ -144,7 +144,7 @@ _OLD_OFFLOADS: Final = ("zero_optimization.cpu_offload", "zero_optimization.cpu_
 
 
 def _old_offload(settings: Mapping[str, Any]) -> Fields:
-    """States on the host as DeepSpeed said it before 0.4, and still takes it."""
+    """Model states on the host, in the notation before DeepSpeed 0.4, which is still accepted."""
     optimizer, weights = (FLAG.read(settings.get(name, False)) for name in _OLD_OFFLOADS)
     return offloaded_states(weights, optimizer)
 
@@ -154,7 +154,7 @@ _NARROW: Final = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_sta
 
 
 def _optimizer(settings: Mapping[str, Any]) -> Fields:
-    """The optimizer; one with masters alone in 16 bits is not described here."""
+    """The optimizer; optimizers that keep only master weights in 16 bits are not supported."""
     fields = named_optimizer(settings["optimizer.type"]) if "optimizer.type" in settings else {}
     masters, moments = (FLAG.read(settings.get(name, False)) for name in _NARROW)
     if not masters:
@@ -180,7 +180,7 @@ def _write_optimizer(fields: Fields) -> Mapping[str, Any]:
 
 _BUCKETS: Final = ("zero_optimization.reduce_bucket_size", "zero_optimization.allgather_bucket_size")
 _USUAL_BUCKET: Final = 500_000_000
-"""Elements of a bucket where a file does not say them."""
+"""Default elements of a bucket."""
 
 
 def _buckets(settings: Mapping[str, Any]) -> Fields:
@@ -246,7 +246,7 @@ def _write_offload(fields: Fields) -> Mapping[str, Any]:
 
 
 def _shards(settings: Mapping[str, Any]) -> Fields:
-    """MiCS (deepspeed/runtime/zero/mics.py): ranks of a sharding group; -1 where all are one."""
+    """Ranks of a sharding group in MiCS (deepspeed/runtime/zero/mics.py); -1 if all ranks form one group."""
     ranks = settings[_SHARDS]
     return {} if ranks == -1 else {"shard_ranks": WHOLE.read(ranks)}
 

@@ -45,9 +45,9 @@ class Source:
     devices: int | None = None
     """Devices of the run that wrote the file (by a hook); files for launchers do not have it."""
     model: Model | None = None
-    """The model of such a run, by its own configuration."""
+    """The model of such a run, from its own configuration."""
     recipe_model: Model | None = None
-    """The model of the recipe that it names, whose sizes its entries may change."""
+    """The model of the recipe that the file names; entries may change its sizes."""
 
 
 def as_list(value: Any) -> list[Any]:

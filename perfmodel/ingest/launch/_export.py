@@ -58,7 +58,7 @@ def comparable(layout: Layout) -> Layout:
 
 
 def _order_of_degrees(layout: Layout, order: str) -> list[str]:
-    """Dimensions of more than one rank, from the innermost outwards."""
+    """Dimensions with more than one rank, innermost first."""
     return [name for name in order.split("-") if getattr(layout, name) > 1]
 
 
@@ -138,7 +138,7 @@ def launch_values(
 def _fields_for(
     form: LaunchFormat, framework: str, layout: Layout, model: Model | None, job: Job | None, devices_per_node: int
 ) -> Fields:
-    """The fields of a file, with the framework that it names where its format serves several."""
+    """The fields of a file, including the framework if its format serves several."""
     plain_name = framework.partition("@")[0].strip().lower()
     named = plain_name if plain_name in form.frameworks else form.frameworks[0]
     return _fields(layout, model, job, devices_per_node) | {"framework": named}
@@ -166,7 +166,7 @@ def _written(
 
 
 def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
-    """The layout without the stages that the framework cuts so by itself: no file says them."""
+    """The layout without stages that the framework chooses by itself, which files do not state."""
     if model is None or not catalog.framework(form.frameworks[0]).launch.stages_by_cost:
         return layout
     if layout.partition == partition_by_cost(model, layout.pp):
@@ -175,7 +175,7 @@ def _without_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) ->
 
 
 def _with_own_cut(form: LaunchFormat, layout: Layout, model: Model | None) -> Layout:
-    """The layout with the stages that the framework will cut by itself, where the layout leaves them open."""
+    """The layout with the stages that the framework chooses by itself, if the layout leaves them open."""
     if model is None or layout.partition is not None or not catalog.framework(form.frameworks[0]).launch.stages_by_cost:
         return layout
     return layout.replace(partition=partition_by_cost(model, layout.pp))
@@ -190,7 +190,7 @@ def write_launch(path: Path | str, text: str) -> None:
 
 
 def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_node: int) -> Fields:
-    """The fields that a file shall say: of the layout, and of job and model where they are given."""
+    """The fields to write: those of the layout, and of job and model if given."""
     canonical = comparable(layout)
     fields: Fields = {name: getattr(canonical, name) for name in vars(canonical)}
     fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}
@@ -218,7 +218,7 @@ def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_no
 
 
 def _holds(form: LaunchFormat, values: Mapping[str, Any], place: str, layout: Layout, model: Model) -> bool:
-    """Whether the file says this very model."""
+    """Whether the file describes exactly this model."""
     try:
         back = parse_launch(_WRITERS[form.syntax](values, ()), place, devices=layout.devices)
     except PerfModelError:
@@ -227,7 +227,7 @@ def _holds(form: LaunchFormat, values: Mapping[str, Any], place: str, layout: La
 
 
 def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | None) -> None:
-    """Refuse what came back other than it was; names it, with the reason where one is known."""
+    """Raise an error that names the fields that are not read back unchanged, with the reason if it is known."""
     if back.layout is None:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
     # Fields that the file does not state follow from the framework on both sides and need no comparison.
@@ -299,7 +299,8 @@ def _with_own_notation(
     settings: Mapping[str, Any],
     own_notation: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Values in the file's own notation (a list in place of a number, an alias) wherever it already says the fields.
+    """Values in the file's own notation (a list in place of a number, an alias) where it already states the same
+    fields.
 
     So the difference to a user's file stays small.
 
@@ -330,7 +331,7 @@ def _with_own_notation(
 
 
 def _parents(key: str) -> set[str]:
-    """Tables around a key: `a` and `a.b` of `a.b.c`."""
+    """Tables that contain a key: `a` and `a.b` for `a.b.c`."""
     return {key[:position] for position, char in enumerate(key) if char == "."}
 
 
@@ -348,7 +349,7 @@ def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:
 
 
 def _says(rule: Rule, stated: Mapping[str, Any], fields: Fields) -> bool:
-    """Whether values already say what the fields are, of which they say any."""
+    """Whether values agree with all fields that they state, and state at least one."""
     said = _said(rule, stated)
     if "model" in said:
         return _same_model(said["model"], fields)
@@ -356,11 +357,11 @@ def _says(rule: Rule, stated: Mapping[str, Any], fields: Fields) -> bool:
 
 
 _NOT_WRITTEN: Final = ("note.", "doubt.", "bucket_bytes")
-"""Beginnings of fields that no format writes: a file's keys for them stay as they are."""
+"""Prefixes of fields that no format writes; a file's keys for them stay unchanged."""
 
 
 def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: Fields) -> bool:
-    """Whether a key that the format reads and does not write says nothing else than the fields do."""
+    """Whether a key that the format reads but does not write agrees with the fields."""
     owners = [rule for rule in form.table if key in rule.keys]
     for rule in owners:
         said = _said(rule, {name: value for name, value in settings.items() if name in rule.keys})

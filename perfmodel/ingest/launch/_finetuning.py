@@ -14,7 +14,7 @@ from perfmodel.ingest.launch._llm_foundry import fsdp_offload, sharding, stage_o
 from perfmodel.ingest.launch._table import NUMBER, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, words
 
 _BASE_WEIGHTS: Final = {4: "nf4", 8: "int8"}
-"""How frozen weights are stored, by their bits (bitsandbytes)."""
+"""Storage of frozen weights by their number of bits (bitsandbytes)."""
 _LORA: Final = ("lora", "qlora", "qalora", "longlora")
 
 
@@ -23,7 +23,7 @@ _NARROW_NAMES: Final = (
     (re.compile(r"(?<![a-z0-9])(gptq|awq|nf4|4-?bit|int4|w4a16|fp4|nvfp4|mxfp4)(?![a-z0-9])"), 4),
     (re.compile(r"(?<![a-z0-9])(8-?bit|int8|w8a8|w8a16|fp8)(?![a-z0-9])"), 8),
 )
-"""Parts of a checkpoint's name that tell in how many bits it holds its weights."""
+"""Parts of a checkpoint's name that state the number of bits of its weights."""
 
 
 def bits_by_name(model: Any) -> int:
@@ -42,7 +42,7 @@ class Adapters:
     them."""
     dropout: Any = None
     bits: int = 0
-    """Bits of each frozen weight; 0 where they are stored in the type of the products."""
+    """Bits of each frozen weight; 0 if they are stored in the type of the products."""
 
     @property
     def fields(self) -> Fields:
@@ -108,7 +108,7 @@ _OBJECTIVE: Final = re.compile(
     r"(?<![a-z])(dpo|ipo|orpo|kto|cpo|simpo|ppo|grpo|rloo|gkd|kd|rm|prm|reward\w*|rlhf|distill\w*|distillation)(?![a-z])",
     re.IGNORECASE,
 )
-"""Words for preference tuning, reinforcement, reward models and distillation, in names of programs and losses."""
+"""Words in names of programs and losses that mean preference tuning, reinforcement, reward models or distillation."""
 
 
 def objective_fields(word: Any, key: str) -> Fields:
@@ -140,7 +140,7 @@ _OPTIMIZER_WORDS: Final = (
 )
 """Parts of the names of optimizers; the first that fits decides."""
 _NOT_PLAIN: Final = ("galore", "apollo", "lomo", "badam", "shampoo", "adam_mini", "soap", "dion", "lisa")
-"""Optimizers that keep other states than what their names begin with."""
+"""Optimizers whose states differ from those of the optimizer that their names begin with."""
 
 
 def optimizer_fields(name: Any) -> Fields:
@@ -167,7 +167,7 @@ def optimizer_fields(name: Any) -> Fields:
 
 
 def optimizer_rule(*names: str) -> Rule:
-    """The rule of an optimizer's name."""
+    """The rule that reads an optimizer from its name."""
     return Rule(
         keys=names, fields=("optimizer",), read=lambda settings: optimizer_fields(next(iter(settings.values())))
     )
@@ -214,11 +214,11 @@ def _read_attention(value: Any) -> bool:
 
 
 ATTENTION: Final = Values(_read_attention, _ATTENTION_WORDS.write)
-"""Kernels of attention by the words of Transformers and of the front ends; fused or not."""
+"""Whether attention is fused, by the names of kernels in Transformers and the front ends."""
 
 
 def fsdp_options(value: Any) -> list[str]:
-    """Words of the Trainer's `fsdp`: `"full_shard auto_wrap"`, a list of them, or `true` since Transformers 5."""
+    """Options in the Trainer's `fsdp`: `"full_shard auto_wrap"`, a list of them, or `true` since Transformers 5."""
     if isinstance(value, list):
         return [str(option).lower() for option in value]
     return ["full_shard"] if value is True else str(value).lower().replace(",", " ").split()
@@ -267,7 +267,7 @@ def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
 
 
 def _is_second(settings: Mapping[str, Any]) -> bool:
-    """Whether a file asks for the second version of FSDP, which shards everything where nothing else is said."""
+    """Whether a file selects the second version of FSDP, which by default shards everything."""
     versions = ("fsdp_version", "fsdp_config.fsdp_version", "fsdp_config.version")
     return any(str(settings.get(name)) == "2" for name in versions)
 
@@ -300,7 +300,7 @@ def padding_note(length: str, is_packed: bool) -> Fields:
 
 
 def mesh_rule(shards: str, copies: str, experts: str = "") -> Rule:
-    """The rule of a mesh of devices: ranks that shard states, copies of these, and ranks among which experts lie.
+    """The rule for a mesh of devices: ranks that shard states, copies of them, and ranks that hold different experts.
 
     Args:
         shards: key of the ranks that shard; 0 or -1 leaves them to the number of devices.

@@ -33,8 +33,8 @@ _LOOKS_LIKE_ONE: Final = re.compile(
     r"per[-_]device[-_](train[-_])?batch[-_]size|llamafactory|\bswift\b|\baxolotl\b|\btune\s+run\b|\bxtuner\b"
     r"|\.py\s+\S+\.(ya?ml|json)\b|(^|[\s/\"'=(])(deepspeed|accelerate\s+launch)\s|deepspeed_config|actor|reward_pretrain|verl\.trainer"
 )
-"""Words of which every script that fine-tunes has one: among them a file of arguments behind a program, and launchers
-of programs that people write themselves."""
+"""Patterns of which every fine-tuning script matches at least one, such as a file of arguments after a program, or a
+launcher of user-written programs."""
 _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)llamafactory-cli\s+train\b|llamafactory[./]\S*(launcher|cli)"), LLAMA_FACTORY),
     (re.compile(r"(^|\s|/)swift\s+(sft|pt|rlhf)\b|swift[./]cli[./](sft|pt|rlhf)"), SWIFT),
@@ -43,7 +43,7 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
     (re.compile(r"(^|\s|/)xtuner\s+train\b|xtuner/tools/train\.py"), XTUNER),
     (re.compile(r"verl[./]trainer[./]\w*sft_trainer"), VERL),
 )
-"""How the commands of front ends begin, as text of their words."""
+"""Prefixes of the commands of front ends."""
 
 
 def _known_arguments() -> frozenset[str]:
@@ -57,12 +57,12 @@ def _known_arguments() -> frozenset[str]:
 
 _KNOWN: Final = _known_arguments()
 _SWITCHES: Final = frozenset({"do-train", "do-eval", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"})
-"""Flags of dataclasses that need no value, after which a word may stand that is not theirs."""
+"""Flags of dataclasses that need no value, so that a following word may not belong to them."""
 _SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _FILES: Final = (".yaml", ".yml", ".json", ".py")
 _PROCESSES: Final = ("nproc_per_node", "num_gpus", "num_processes")
 _ALL_VISIBLE: Final = (LLAMA_FACTORY, AXOLOTL)
-"""Front ends that start a process for every device that they see."""
+"""Front ends that start a process for every visible device."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class _Training:
 
 
 def may_fine_tune(text: str) -> bool:
-    """Whether a script has words of fine-tuning. Following a script costs time, and scripts of every kind come by."""
+    """Whether a script may contain fine-tuning, by a quick look at its words; interpreting every script would take
+    long."""
     return _LOOKS_LIKE_ONE.search(text) is not None
 
 
@@ -121,7 +122,7 @@ def finetuning_command(
 
 
 def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours: Neighbours) -> None:
-    """Raise `LaunchFileError` for a training program whose settings stand in a file that is not beside the script."""
+    """Raise `LaunchFileError` for a training program whose file of settings is not in the script's folder."""
     for command in commands:
         texts = [word.text for word in command.argv]
         names = [Path(text).name for text in texts]
@@ -138,7 +139,7 @@ def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours:
 
 
 def _training(command: Command, place: str, neighbours: Neighbours) -> _Training | None:
-    """A command as one that fine-tunes; None of any other.
+    """The command as a fine-tuning command; None for other commands.
 
     Args:
         command: of the script.
@@ -171,7 +172,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
 
 
 def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFormat | None:
-    """The front end whose file stands right behind a Python program (`train.py config.yaml`, as for HfArgumentParser).
+    """The front end whose file follows a Python program directly (`train.py config.yaml`, as for HfArgumentParser).
 
     None where there is no such file, or one of something else.
     """
@@ -192,7 +193,7 @@ def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFor
 
 
 def _of_flag(name: str, entry: Entry) -> Entry:
-    """A flag's entry, of which words that stand for nothing are left open."""
+    """The entry of a flag; words that mean no value leave it open."""
     if isinstance(entry.value, list) and name in ("config", "model", "deepspeed", *LAUNCHING):
         # What follows the value of a flag that takes one stands for itself.
         return Entry(entry.value[0], entry.line)
@@ -248,7 +249,7 @@ def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entr
 
 
 def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
-    """Entries of the file of settings that a command names, if it is there, and a note if it is not."""
+    """Entries of the file of settings that a command names, or a note if the file is missing."""
     # A command that states its batch states the rest too, and `--config` is then something else's (Accelerate's).
     is_complete = training.form in (SWIFT, TRAINER) and MICRO in training.entries
     if is_complete or training.form is OWN_FORM:
@@ -266,7 +267,8 @@ def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, 
 
 
 def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]] | None:
-    """Entries and notes of a file by its path from the script, or by its name alone; None where it is not there."""
+    """Entries and notes of a file, found by its path from the script or by its name alone; None if it does not
+    exist."""
     suffix = Path(name).suffix
     file = neighbours.find(name) if suffix in _FILES else None
     if file is None:
@@ -282,7 +284,7 @@ def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], l
 
 
 def _name_of_file(training: _Training) -> str | None:
-    """The file of settings that a command names: of `--config`, or the first word that is the name of one."""
+    """The file of settings that a command names: in `--config`, or the first word that is such a file name."""
     config = training.entries.get("config")
     if config is not None and isinstance(config.value, str):
         return config.value
@@ -300,7 +302,7 @@ def _name_of_file(training: _Training) -> str | None:
 
 
 def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry], list[str]]:
-    """Processes of a launcher, of variables that front ends read, or of the scheduler; and remarks on them."""
+    """Number of processes from the launcher, from variables of front ends, or from the scheduler, with remarks."""
     command = training.command
     line = command.argv[0].line
     # Megatron's reader knows all launchers and schedulers; it is asked in its own notation, with hyphens.
@@ -321,7 +323,7 @@ def _world(training: _Training, job: Mapping[str, int]) -> tuple[dict[str, Entry
 
 
 def _visible(training: _Training) -> int:
-    """Devices that a launcher which takes all of them sees; 0 where nothing says it."""
+    """Number of devices visible to a launcher that uses all of them; 0 if unknown."""
     texts = [word.text for word in training.command.argv]
     for i, text in enumerate(texts):
         name, sign, value = text.partition("=")

@@ -20,25 +20,25 @@ from perfmodel.ingest.launch._trainer import MICRO, OWN_PROGRAM, SWIFT, TRAINER
 from perfmodel.ingest.launch._xtuner import XTUNER
 
 FINETUNING: Final = (AXOLOTL, TORCHTUNE, LLAMA_FACTORY_PLUGINS, LLAMA_FACTORY, SWIFT, TRAINER, XTUNER)
-"""Formats of front ends, which are read and not written; of those that recognise a file the first one reads it."""
+"""Formats of front ends, which are read but not written; the first that recognises a file reads it."""
 _CONFIGURATION: Final = "deepspeed"
 """The key that names DeepSpeed's file, or holds its settings."""
 _BY_NAME: Final = "<deepspeed by name>"
 _PRECISION_UNSEEN: Final = "<precision of a file that is not there>"
 _STAGE_FLAG: Final = "zero_stage"
-"""The entry that keeps the name of a file of DeepSpeed's which is not there to be read."""
+"""Entry for the name of a missing DeepSpeed file."""
 _ACCELERATE_FILE: Final = "config_file"
 _OF_LAUNCHER: Final = "<accelerate launch> "
 """Prefix of entries that are flags of `accelerate launch`; they override its file."""
 _ACCELERATE_BY_NAME: Final = "<accelerate by name>"
-"""The entry that keeps the name of a file of Accelerate's which is not there to be read."""
+"""Entry for the name of a missing Accelerate file."""
 _ENGINES: Final = {
     "use_deepspeed": "DEEPSPEED",
     "use_fsdp": "FSDP",
     "use_megatron_lm": "MEGATRON_LM",
     "multi_gpu": "MULTI_GPU",
 }
-"""Flags of `accelerate launch` that choose what it trains with, and the word for it in its file."""
+"""Flags of `accelerate launch` that choose the engine, with the name of each in its file."""
 _ENGINE_TITLES: Final = {"DEEPSPEED": "DeepSpeed", "FSDP": "PyTorch's FSDP", "MEGATRON_LM": "Megatron-LM"}
 _DEEPSPEED_FLAGS: Final = (
     "deepspeed_config_file",
@@ -54,16 +54,16 @@ _DEEPSPEED_FLAGS: Final = (
     "zero3_init_flag",
     "zero3_save_16bit_model",
 )
-"""Flags of `accelerate launch` that its file has in the block of DeepSpeed."""
+"""Flags of `accelerate launch` whose keys are in the DeepSpeed block of its file."""
 _BLOCKS: Final = {
     "fsdp_": "fsdp_config",
     "megatron_lm_": "megatron_lm_config",
     "parallelism_config_": "parallelism_config",
 }
-"""Blocks of Accelerate's file by the beginnings of their keys, which the flags have too."""
+"""Blocks of Accelerate's file by the prefixes of their keys, which flags share."""
 _PRECISION: Final = "mixed_precision"
 _BESIDE_DEEPSPEED: Final = ("monitor_config.*", "comms_config.*", "distributed_type", "deepspeed_config.*")
-"""Keys beside those of DeepSpeed's file that it makes needless, or that choose DeepSpeed."""
+"""Further keys that a DeepSpeed file replaces, or that select DeepSpeed."""
 _NO_OFFLOAD: Final = re.compile(r"(no|non|without)[-_]?offload")
 _STAGE_IN_NAME: Final = re.compile(r"(?:z|zero|stage)[-_]?([0-3])(?![0-9])", re.IGNORECASE)
 _TITLES: Final = {
@@ -78,7 +78,7 @@ _TITLES: Final = {
     "xtuner": "XTuner",
 }
 _BATCHES: Final = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-"""Keys of DeepSpeed's that the front ends fill in from their own."""
+"""DeepSpeed keys that the front ends fill in from their own settings."""
 
 
 def finetuning_format(entries: Entries) -> LaunchFormat | None:
@@ -189,7 +189,7 @@ def accelerate_flags(flags: Entries) -> dict[str, Entry]:
 
 
 def _accelerate_entries(entries: Entries, neighbours: Neighbours) -> dict[str, Entry]:
-    """Entries of Accelerate: of the file of `accelerate launch --config_file`, and of its flags, which win."""
+    """Entries of Accelerate, from the file of `accelerate launch --config_file` and from flags, which override it."""
     of_launcher = {
         key.removeprefix(_OF_LAUNCHER): entry for key, entry in entries.items() if key.startswith(_OF_LAUNCHER)
     }
@@ -204,7 +204,7 @@ def _accelerate_entries(entries: Entries, neighbours: Neighbours) -> dict[str, E
 
 
 def _engine_by_name(named: Entry) -> dict[str, Entry]:
-    """What the name of a file of Accelerate's tells of it: files are called `deepspeed_zero3.yaml` or `fsdp.yaml`."""
+    """Settings implied by the name of an Accelerate file, such as `deepspeed_zero3.yaml` or `fsdp.yaml`."""
     plain = Path(str(named.value)).name.lower()
     # Nearly all such files train in 16 bits.
     entries = {_ACCELERATE_BY_NAME: named, _PRECISION: replace(named, value="bf16")}
@@ -218,7 +218,7 @@ def _engine_by_name(named: Entry) -> dict[str, Entry]:
 
 
 def _missing_file(settings: Mapping[str, Any]) -> Fields:
-    """The doubt about a file of Accelerate's that is not there."""
+    """The doubt about a missing Accelerate file."""
     if _ACCELERATE_BY_NAME not in settings:
         return {}
     engine = _ENGINE_TITLES.get(str(settings.get("distributed_type")))
@@ -240,7 +240,7 @@ def _is_deepspeed(entries: Mapping[str, Entry]) -> bool:
 
 
 def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: Neighbours) -> dict[str, Entry]:
-    """Entries with those of DeepSpeed's settings, whose `auto` stands for what the front end says."""
+    """Entries joined with DeepSpeed's settings, where `auto` is replaced by the front end's value."""
     # A hook's file holds DeepSpeed's settings themselves, a launch file the name of their file.
     merged = {key: entry for key, entry in entries.items() if not key.startswith("deepspeed.")}
     inside = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
@@ -275,7 +275,7 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
 
 
 def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
-    """Settings that a program makes of its own flags, which are removed from `entries` (DeepSpeed-Chat,
+    """DeepSpeed settings that a program derives from its own flags, which are removed from `entries` (DeepSpeed-Chat,
     dschat/utils/ds_utils.py `get_train_ds_config`)."""
     stage = entries.pop(_STAGE_FLAG)
     offload = entries.pop("offload", None)
@@ -291,7 +291,7 @@ def _built_by_program(entries: dict[str, Entry]) -> dict[str, Entry]:
 
 
 def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]:
-    """Settings of the file of DeepSpeed's that is named, or what its name tells of them."""
+    """Settings of the named DeepSpeed file, or those that its name implies."""
     name = str(named.value)
     file = neighbours.find(name)
     if file is not None:
@@ -338,7 +338,7 @@ def _unseen_precision(settings: Mapping[str, Any]) -> Fields:
 
 
 def _states_precision(entries: Entries, form: LaunchFormat) -> bool:
-    """Whether the front end's own keys say the element type."""
+    """Whether the front end's own keys state the element type."""
     keys: set[str] = set()
     for rule in form.table:
         if "dtype" in rule.fields:
@@ -347,7 +347,7 @@ def _states_precision(entries: Entries, form: LaunchFormat) -> bool:
 
 
 def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
-    """The element type that the front end's own keys say, or that it has without them."""
+    """The element type stated by the front end's own keys, or its default."""
     for rule in form.table:
         if "dtype" not in rule.fields:
             continue
@@ -362,6 +362,6 @@ def _dtype_of(entries: Mapping[str, Entry], form: LaunchFormat) -> str:
 
 
 def _with_precision(entries: dict[str, Entry], form: LaunchFormat) -> dict[str, Entry]:
-    """Entries in which the front end's precision replaces that of Accelerate's file, as the Trainer does it."""
+    """Entries with the front end's precision in place of that in Accelerate's file, as in the Trainer."""
     dtype = _dtype_of(entries, form)
     return entries if dtype == "fp32" else entries | {"mixed_precision": Entry(dtype, 0)}

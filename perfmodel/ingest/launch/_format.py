@@ -12,7 +12,7 @@ from perfmodel.ingest.launch._harm import Unread, harm_of, is_harmless
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
 
 _OFF: Final = (None, [], {}, "", False, "none")
-"""Values of keys that ask for nothing."""
+"""Values that switch a key off."""
 Syntax = Literal["arguments", "json", "python", "toml", "yaml"]
 
 
@@ -48,7 +48,7 @@ class LaunchFormat:
     defaults_file: str = ""
     """Name of the file with all of the framework's defaults, which other files include."""
     framework: Callable[[Fields, Entries], str] | None = None
-    """Name of the framework of one file, where the format serves several."""
+    """Function that returns the framework of a file, if the format serves several."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """Reasons why fields of `Layout` cannot be expressed, for error messages."""
 
@@ -123,7 +123,7 @@ class LaunchFormat:
         return set(keys)
 
     def _is_optional(self, name: str) -> bool:
-        """Whether every rule that reads a key takes it as it stands."""
+        """Whether every rule that reads a key accepts it as written."""
         return all(name in rule.optional for rule in self.table if name in rule.keys)
 
     def framework_of(self, stated: Stated, entries: Entries) -> str:
@@ -155,7 +155,7 @@ def undefined(value: object) -> bool:
 
 
 def _read_rule(rule: Rule, stated: Entries, place: str) -> Fields:
-    """Fields that a rule reads from those of its keys that the file has; none where they leave it to the framework."""
+    """Fields that a rule reads from its keys in the file; none if these leave the choice to the framework."""
     values = rule.said({name: entry.value for name, entry in stated.items()})
     try:
         return rule.read(values) if values else {}
@@ -175,11 +175,11 @@ _FLAGS: Final = {
     "seq_len": "--seq-len",
     "dtype": "--dtype",
 }
-"""Flags of the command line that state fields, by the beginnings of their names."""
+"""Command-line flags that state fields, by prefix of the fields' names."""
 
 
 def _flag_for(rule: Rule) -> str:
-    """The flag that replaces what a rule reads."""
+    """The flag that replaces the fields of a rule."""
     if not rule.fields:
         return "the flag"
     field = rule.fields[0]

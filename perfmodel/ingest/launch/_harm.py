@@ -35,7 +35,8 @@ SUBJECTS: Final = {
     Harm.PRECISION: "the precision",
     Harm.MEMORY: "memory",
 }
-"""Facts that the head of an answer names; a setting that only costs a little time is no reason to doubt it."""
+"""Parts of a prediction that the head of an answer calls doubtful; settings that only cost a little time are left
+out."""
 
 _WORDS: Final = (
     # The first line that has a word of the setting's name decides: `--lora-target-layers` is about adapters, though it
@@ -65,7 +66,7 @@ _PHRASES: Final = (
     # Routing among the experts of a few groups sends fewer messages; it changes no size.
     (re.compile(r"topk-group"), Harm.TIME),
 )
-"""Names that several words together decide."""
+"""Phrases of several words that determine the harm of a name."""
 _HARMLESS_BY_THEME: Final = {
     "logging": "log* *-log *-log-* *logging* *timers* timing-* *straggler* *-logger*",
     "printing": "print-* *verbose* *progress* app-tag*",
@@ -90,7 +91,7 @@ _HARMLESS_BY_THEME: Final = {
 HARMLESS: Final = tuple(" ".join(_HARMLESS_BY_THEME.values()).split())
 """Settings, as patterns of their names, that change neither time nor memory of a step in any framework."""
 MOST_NAMED: Final = 12
-"""Names that a sentence lists at most."""
+"""Most names that a sentence lists."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _plain(key: str) -> str:
-    """A name in small letters with hyphens; of a nested key its last part and the part before.
+    """A name in lower case with hyphens; of a nested key only the last two parts.
 
     Tables further out hold settings of every kind and say nothing.
     """

@@ -58,7 +58,7 @@ def hook_settings(source: Source, config: Mapping[str, Any] | None) -> tuple[Sou
 
 
 def _settings(entries: Entries) -> dict[str, Entry]:
-    """The settings; those that stand as the framework has them where nobody sets them are marked so."""
+    """Settings of a run; those equal to the framework's defaults are marked."""
     settings: dict[str, Entry] = {}
     for key, entry in entries.items():
         if not key.startswith(_SETTINGS):
@@ -78,7 +78,7 @@ _DERIVED: Final = patterns(
     "params_dtype main_*_dtype exp_avg*_dtype model_type do_*",
     "consumed_* iteration curr_iteration skipped_train_samples num_floating_point_operations_so_far",
 )
-"""Arguments that Megatron sets itself when it has parsed the others."""
+"""Arguments that Megatron derives from the others."""
 
 
 def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
@@ -106,7 +106,7 @@ def _bridge(source: Source, program: str) -> tuple[Source, LaunchFormat]:
 
 
 def _with_precision(entries: Entries) -> dict[str, Entry]:
-    """Settings with the name of their precision, of which a run holds only the switches."""
+    """Settings with the name of their precision added, because a run holds only its switches."""
     settings = dict(entries)
 
     def is_on(name: str) -> bool:
@@ -132,14 +132,14 @@ _NEMO_TABLES: Final = (
     ("optim.config.", "optimizer."),
     ("trainer.plugins.", "trainer.plugins."),
 )
-"""Beginnings of keys of a recipe of NeMo 2, and where Megatron-Bridge has the same settings."""
+"""Prefixes of keys in NeMo 2 recipes, and those of the same settings in Megatron-Bridge."""
 _NEMO: Final = replace(
     BRIDGE,
     name="nemo",
     frameworks=("nemo",),
     harmless=(*BRIDGE.harmless, *patterns("trainer.* log.* resume.* data.* optim.* model.tokenizer*")),
 )
-"""Recipes of NeMo 2: the fields of Megatron-Core's configuration, which Megatron-Bridge has under the same names."""
+"""Format of NeMo 2 recipes: fields of Megatron-Core's configuration under the names of Megatron-Bridge."""
 
 
 def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
@@ -161,7 +161,7 @@ def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
 
 
 _CONVERTERS: Final = {"Float8": "float8", "MX": "mx"}
-"""Beginnings of the classes of torchtitan's converters, and their names of before."""
+"""Prefixes of torchtitan's converter classes, with their former names."""
 
 
 def _nemo(source: Source, program: str) -> tuple[Source, LaunchFormat]:
@@ -193,13 +193,13 @@ def torchtitan_entries(source: Source) -> tuple[Source, LaunchFormat]:
 
 
 _CHECKPOINTS: Final = {"Full": "full", "Selective": "selective", "No": "none"}
-"""Beginnings of the classes of torchtitan's activation checkpointing since 2026, and the mode that each is."""
+"""Prefixes of torchtitan's activation checkpointing classes since 2026, with the mode of each."""
 _QUANTIZED_LINEAR: Final = {"Float8Linear": "quantize.linear.float8", "MXFP8Linear": "mx", "NVFP4Linear": "nvfp4"}
-"""Classes that take the place of linear layers in a model's specification, and the converter for each."""
+"""Classes that replace linear layers in a model's specification, with the converter of each."""
 
 
 def _quantized(entries: Entries) -> str:
-    """The converter that has changed the linear layers of a model's specification; empty where none has."""
+    """The converter that changed the linear layers of a model's specification; empty if none did."""
     for key, entry in entries.items():
         if key.startswith("model_spec.model.") and isinstance(entry.value, list):
             text = str(entry.value)
@@ -220,7 +220,7 @@ _TORCHTITAN: Final = replace(
         *patterns("dataloader.* validator.* tokenizer.* loss.* hf_assets_path dump_folder"),
     ),
 )
-"""The format with the tables that torchtitan's configuration has since it is Python."""
+"""The torchtitan format with the tables of its Python configurations."""
 
 
 def _converters(converters: list[Any]) -> list[str]:

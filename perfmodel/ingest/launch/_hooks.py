@@ -57,7 +57,7 @@ def perfmodel_dump(settings, defaults, **further):
 
 
 '''
-"""Lines that all hooks begin with; names begin with `perfmodel_` because they stand in somebody else's script."""
+"""First lines of all hooks; names begin with `perfmodel_` to avoid collisions in the user's script."""
 
 _FIDDLE: Final = '''\
 import fiddle
@@ -148,7 +148,7 @@ perfmodel_dump(config.get_keys(), yaml.safe_load(perfmodel_base.read_text()) if 
         "perfmodel_dump(trainer.config.as_dict(), perfmodel_defaults(trainer.config))\n",
     ),
 }
-"""Frameworks by name: where the lines stand, and the lines that are theirs alone."""
+"""Hooks by framework: the place for the lines, and the framework's own lines."""
 
 
 def hook_lines(name: str) -> str:

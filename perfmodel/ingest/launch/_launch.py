@@ -42,11 +42,11 @@ JOB_FIELDS: Final = (
     "fp8_params",
     "secondary_shards",
 )
-"""Fields of `Job` beside batch and length that files state."""
+"""Fields of `Job` other than batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
 _BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
 _SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", "local_batch", "device_batch", "nodes")
-"""Fields whose defaults are worth a word."""
+"""Fields whose defaults are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Overrides:
 
 @dataclass(frozen=True)
 class _Degrees:
-    """Replicas, devices and batches as the file states them, or as they follow from one another."""
+    """Replicas, devices and batches, as stated in the file or derived from one another."""
 
     dp: int | None
     devices: int | None
@@ -208,7 +208,7 @@ def _assumptions(
     default_micro_batch: int,
     global_batch: int | None,
 ) -> tuple[str, ...]:
-    """Whatever neither the file nor the caller says, a sentence each with the flag that would say it.
+    """A sentence for each setting that neither the file nor the caller states, with the flag that sets it.
 
     Args:
         framework_label: the framework whose defaults were filled in.
@@ -237,7 +237,7 @@ def _assumptions(
 
 
 def _stated_doubts(known: Fields, overrides: Overrides) -> list[str]:
-    """Doubts that rules of the format state, but for what the caller states: that cannot be wrong."""
+    """Doubts stated by rules of the format, except about settings that the caller states."""
     settled = tuple(SUBJECTS[harm] for harm in overrides.settled)
     stated_doubts = []
     for key, text in known.items():
@@ -247,7 +247,7 @@ def _stated_doubts(known: Fields, overrides: Overrides) -> list[str]:
 
 
 def _ignored(unread: Sequence[Unread], notes: Sequence[str]) -> tuple[str, ...]:
-    """Settings that were not understood and parts that were not read; what only costs some time comes last."""
+    """Settings that were not understood and parts that were not read, those that only cost some time last."""
     worst = [str(setting) for setting in unread if setting.harm < Harm.TIME]
     costing_time = [str(setting) for setting in unread if setting.harm is Harm.TIME]
     # Readers stop after the first lines of a list; an unread kernel option
@@ -305,7 +305,7 @@ def _assumed_vocabulary(stated: Stated) -> list[str]:
 
 
 _OF_CALLER: Final = ("global_batch", "seq_len", "dtype")
-"""Fields that the caller states by a flag of their own."""
+"""Fields that the caller states by a separate flag."""
 
 
 def _has(overrides: Overrides, key: str) -> bool:
@@ -320,7 +320,7 @@ def _has(overrides: Overrides, key: str) -> bool:
 
 
 def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is_stated: bool) -> _Degrees:
-    """Fill in those of replicas, devices and batches that the file leaves open, from those that it states.
+    """Fill in replicas, devices and batches that the file leaves open from those that it states.
 
     devices = dp * tp * pp * cp, and global batch = micro-batch * accumulation * dp.
     """
@@ -425,7 +425,7 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
 
 
 def _copies(known: Fields, dp: int, place: str) -> int:
-    """Groups of replicas that shard states among themselves, by the replicas of one."""
+    """Number of groups of replicas that shard states, from the replicas per group."""
     ranks = known["shard_ranks"]
     # hybrid sharding: states are sharded inside a node and copied between nodes (ZeRO++'s hpZ, FSDP's HYBRID_SHARD).
     if ranks == "node":
@@ -442,7 +442,7 @@ def _copies(known: Fields, dp: int, place: str) -> int:
 def _as_it_runs(
     layout: Layout, known: Fields, overrides: Overrides, model: Model | None, framework: Framework
 ) -> Layout:
-    """The layout with what the framework decides by itself, where neither the file nor the caller says it.
+    """The layout with the framework's own choices for fields that neither the file nor the caller states.
 
     Some frameworks cut pipeline stages by the cost of layers, and some repeat whole layers in selective recompute.
     """

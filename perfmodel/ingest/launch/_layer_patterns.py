@@ -7,7 +7,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._table import BadValue
 
 MOST_LAYERS: Final = 10_000
-"""Layers of a list at most."""
+"""Longest list of layers that is accepted."""
 
 
 def layer_list(text: Any) -> list[int]:
@@ -43,7 +43,7 @@ def _listed(node: ast.AST) -> list[int] | int:
 
 
 def expert_layers(frequency: Any, layers: int) -> list[bool]:
-    """Which layers have experts: every n-th, or as a list says (Megatron-Core
+    """Whether each layer has experts: every n-th, or as in a list (Megatron-Core
     `megatron/core/models/gpt/gpt_layer_specs.py`); raises `BadValue`."""
     # The shell may have divided an expression at its blanks.
     text = " ".join(map(str, frequency)) if isinstance(frequency, list) else str(frequency).strip()
@@ -95,7 +95,7 @@ def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
 
 
 def _spread(kinds: list[str], kind: str, distance: float) -> list[str]:
-    """Put a kind in place of Mamba layers, with so many Mamba layers between each."""
+    """Replace Mamba layers by another kind, with this many Mamba layers in between."""
     spread = list(kinds)
     until_next = distance
     for i, before in enumerate(kinds):

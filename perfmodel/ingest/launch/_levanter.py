@@ -78,7 +78,7 @@ _SIZE_KEYS: Final = (
 
 
 def _model(settings: Mapping[str, Any]) -> Fields:
-    """Fields of the model: what its type fixes, and its sizes with the defaults of that type."""
+    """Fields of the model: those fixed by its type, and its sizes with the defaults of that type."""
     kind = TEXT.read(settings.get("model.type", "gpt2"))
     if kind not in _KINDS:
         raise BadValue(f"must be one of {', '.join(_KINDS)}; give --model for another, got {kind!r}")
@@ -128,7 +128,7 @@ _LORA_KEYS: Final = ("lora.r", "lora.alpha", "lora.dropout", "lora.target_module
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA (`src/levanter/lora.py`), beside all products of the layers where no modules are named."""
+    """LoRA (`src/levanter/lora.py`), on all products of the layers unless modules are named."""
     return Adapters(
         rank=settings.get("lora.r", 8),
         targets=settings.get("lora.target_modules", "all-linear"),

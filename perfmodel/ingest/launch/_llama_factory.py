@@ -51,13 +51,13 @@ def _factory_stage(settings: Mapping[str, Any]) -> Fields:
 
 
 def _factory_packing(settings: Mapping[str, Any]) -> Fields:
-    """Pre-training packs its text where nothing else is said."""
+    """Packing of sequences, which is the default for pre-training."""
     is_packed = any(is_on(settings.get(name)) for name in PACKINGS) or settings.get("stage") == "pt"
     return padding_note("cutoff_len", is_packed)
 
 
 def _factory_recompute(settings: Mapping[str, Any]) -> Fields:
-    """LLaMA-Factory recomputes layers unless it is told not to."""
+    """Recomputation of layers, which LLaMA-Factory does by default."""
     return {"recompute": "none" if is_on(settings.get("disable_gradient_checkpointing")) else "full"}
 
 
@@ -105,7 +105,7 @@ LLAMA_FACTORY: Final = LaunchFormat(
 
 
 def _plugin_tuning(settings: Mapping[str, Any]) -> Fields:
-    """What is trained, by `peft_config` and `quant_config`; every weight without the first."""
+    """Trained weights by `peft_config` and `quant_config`; all weights without the former."""
     kind = settings.get("peft_config.name")
     if not is_on(kind):
         return {}
@@ -120,7 +120,7 @@ def _plugin_tuning(settings: Mapping[str, Any]) -> Fields:
 
 
 def _plugin_sharding(settings: Mapping[str, Any]) -> Fields:
-    """ZeRO stage and context parallelism, by `dist_config`; DeepSpeed has a file of its own."""
+    """ZeRO stage and context parallelism by `dist_config`; DeepSpeed has a separate file."""
     fields: Fields = {}
     if str(settings.get("dist_config.name")).lower() == "fsdp2":
         fields = fsdp_fields(

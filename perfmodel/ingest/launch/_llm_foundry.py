@@ -106,7 +106,7 @@ def sharding(value: Any) -> Fields:
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
-    """Composer's mesh of devices: ranks that shard, behind the copies of them where there are two dimensions."""
+    """Composer's mesh of devices: sharding ranks, preceded by their copies if there are two dimensions."""
     sizes = as_list(stated_value(settings))
     if len(sizes) > 2:
         raise BadValue(f"must have one or two dimensions, got {sizes!r}")
@@ -133,7 +133,7 @@ def fsdp_offload(zero: int, on_host: bool) -> Fields:
 
 
 def offloads_to_host(fields: Fields) -> bool:
-    """Whether torch's FSDP offloads what the fields say.
+    """Whether torch's FSDP offloads the states that the fields name.
 
     Raises:
         LaunchFileError: it cannot.

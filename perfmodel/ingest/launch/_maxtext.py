@@ -42,7 +42,7 @@ AXES: Final = {
 """Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as `ep` of `dp` here."""
 _MESHES: Final = ("ici", "dcn")
 _MOST_EXPERT_RANKS: Final = 10**6
-"""More ranks than any job spreads experts over: their axis takes all that there are."""
+"""More ranks than any job spreads experts over, which makes their axis take all ranks."""
 _SEQUENCE: Final = "ici_tensor_sequence_parallelism"
 """Tensor parallelism that shards norms along the sequence."""
 _POLICIES: Final = {
@@ -62,9 +62,10 @@ _POLICIES: Final = {
     "minimal_with_quantization": "selective",
     "minimal_with_context_and_quantization": "none",
 }
-"""The nearest kind of recompute."""
+"""The closest kind of recompute for each policy."""
 _EXACT: Final = ("full", "minimal", "minimal_with_context", "minimal_flash", "none")
-"""`minimal` keeps what products of weights give and runs attention again, `full` keeps each layer's input."""
+"""Policies that a kind of recompute matches exactly: `minimal` saves results of weight products and recomputes
+attention, `full` saves each layer's input."""
 _KEPT_BY_CHOICE: Final = (
     "decoder_layer_input",
     "context",
@@ -86,7 +87,7 @@ _KEPT_BY_CHOICE: Final = (
     "mla_q",
     "mla_kv",
 )
-"""Tensors of which `remat_policy: custom` says whether they are kept (`device`), offloaded or computed again."""
+"""Tensors that `remat_policy: custom` keeps (`device`), offloads or recomputes."""
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
@@ -107,7 +108,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
-    """Degrees of all axes; the one that is -1 takes the devices that are left."""
+    """Degrees of all axes; an axis of -1 takes the remaining devices."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     open_axes: set[str] = set()
     # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be open at most, so
@@ -244,7 +245,7 @@ _QUANTIZED: Final = {
     "te_mxfp8": {"dtype": "fp8", "fp8_recipe": "mxfp8"},
     "te_nvfp4": {"dtype": "fp4"},
 }
-"""Products that are quantized, by the names that say how."""
+"""Element types of quantized products, by name of the quantization."""
 
 
 def _dtype(settings: Mapping[str, Any]) -> Fields:
@@ -268,7 +269,7 @@ _CAPACITY: Final = "capacity_factor"
 
 
 def _capacity(settings: Mapping[str, Any]) -> Fields:
-    """Tokens that an expert takes at most; the capacity holds where tokens are dropped, not in sparse products."""
+    """Most tokens of an expert; the capacity applies only if tokens are dropped, not in sparse products."""
     # -1 is no capacity; sparse products (megablox) take as many tokens as come.
     capacity = NUMBER.read(settings.get(_CAPACITY, -1))
     if capacity <= 0 or settings.get("sparse_matmul", True) is True:
@@ -277,7 +278,7 @@ def _capacity(settings: Mapping[str, Any]) -> Fields:
 
 
 def _weights(settings: Mapping[str, Any]) -> Fields:
-    """Element type of weights and so of their optimizer states; 32 bits unless a file says otherwise."""
+    """Element type of weights and their optimizer states; 32 bits by default."""
     name = TEXT.read(settings.get("weight_dtype", "float32"))
     if name == "float32":
         return {}

@@ -19,9 +19,9 @@ _LOOKS_LIKE_ONE: Final = re.compile(
     r"(?=[\s\S]*\.ya?ml\b)[\s\S]*(maxtext|\b(per_device_batch_size|max_target_length|model_name|ici_\w+)=)",
     re.IGNORECASE,
 )
-"""A file of YAML and a setting of MaxText's, before or behind it, as only few scripts have them."""
+"""Pattern of a YAML file next to a MaxText setting, which few other scripts match."""
 _ENDS: Final = ("|", "||", "&&", ";", "&", ">", "2>&1")
-"""Words that end a command; those behind them are of another one."""
+"""Words that end a command."""
 _SETTING: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -89,13 +89,13 @@ def _refuse_benchmark(text: str, place: str, arguments: Sequence[str], variables
 
 
 def _spans_slices(settings: Mapping[str, Entry]) -> bool:
-    """Whether another axis than that of data is divided between slices."""
+    """Whether an axis other than data is divided between slices."""
     axes = [name for name in settings if name.startswith("dcn_") and name != _COPIES]
     return any(settings[name].value not in (1, "1") for name in axes)
 
 
 def _chips_and_slices(commands: Sequence[Command]) -> tuple[int, int]:
-    """Chips of a slice and number of slices, by the first command that asks for them; 0 chips if none does."""
+    """Chips of a slice and number of slices, from the first command that requests them; 0 chips if none does."""
     for command in commands:
         requested = _slices(command)
         if requested is not None:
@@ -104,7 +104,8 @@ def _chips_and_slices(commands: Sequence[Command]) -> tuple[int, int]:
 
 
 def _slices(command: Command) -> tuple[int, int] | None:
-    """Chips of a slice and slices that a command asks for (`xpk workload create --tpu-type=v6e-256 --num-slices=2`).
+    """Chips of a slice and number of slices that a command requests (`xpk workload create --tpu-type=v6e-256
+    --num-slices=2`).
 
     A chip is one device of JAX in these generations, but two in TPU7x. Names of slices count chips, but for v4, v5p and
     TPU7x: these count cores, of which a chip has two (Cloud TPU documentation, "TPU configurations").
@@ -129,7 +130,7 @@ def _slices(command: Command) -> tuple[int, int] | None:
 
 
 def _commands_within(argv: list[str]) -> list[list[str]]:
-    """A command, and those that stand whole in one of its words, as for `xpk workload create --command "..."`."""
+    """A command, and any whole commands inside one of its words, as for `xpk workload create --command "..."`."""
     commands = [argv]
     for word in argv:
         if re.search(r"\.ya?ml\s", word):
@@ -157,8 +158,8 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
 
 
 def _of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
-    """The entries of the file that a command names, if it is beside the script; else a note, unless it is of MaxText's
-    own defaults."""
+    """The entries of the file that a command names, if it is in the script's folder; else a note, unless it holds
+    MaxText's own defaults."""
     file = neighbours.find(name)
     if file is not None:
         source = read_yaml(file.text, str(file.path), file.path.parent)

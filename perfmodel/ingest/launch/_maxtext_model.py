@@ -27,7 +27,7 @@ _CATALOG_NAMES: Final = {
     "llama4-17b-128e": "llama-4-maverick",
     "phi4": "phi-4",
 }
-"""MaxText's names of models that the catalog has under another."""
+"""MaxText's names of models that have another name in the catalog."""
 
 
 _OVERRIDDEN: Final = (
@@ -160,7 +160,7 @@ _PLAIN_BLOCKS: Final = (
     "qwen3_moe",
     "deepseek",
 )
-"""Blocks of which other keys say everything."""
+"""Kinds of blocks that other keys describe completely."""
 _WINDOW: Final = "sliding_window_size"
 
 
@@ -233,11 +233,11 @@ _LATENT_SIZES: Final = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-"""Sizes of latent attention in `base.yml`, beside the rank of queries, which is 0."""
+"""Sizes of latent attention in `base.yml`, except the rank of queries, which is 0."""
 
 
 def _latent(settings: Mapping[str, Any]) -> Fields:
-    """Latent attention; its sizes stand in every file that is based on `base.yml` and count where it is asked for."""
+    """Latent attention; its sizes are in every file based on `base.yml` but apply only if it is selected."""
     if settings.get("attention_type") != "mla":
         return {}
     fields: Fields = {f"latent.{name}": _size(settings, name, default) for name, default in _LATENT_SIZES.items()}
@@ -295,7 +295,7 @@ def _write_experts(fields: Fields) -> Mapping[str, Any]:
 
 
 _CAP: Final = Values(lambda value: NUMBER.read(value) > 0)
-"""A limit of logits, of which 0 is none."""
+"""A limit of logits; 0 means none."""
 MODEL: Final = (
     Rule(
         keys=("model_name", "override_model_config", *_OVERRIDDEN),

@@ -46,7 +46,7 @@ from perfmodel.ingest.launch._table import (
 from perfmodel.ingest.launch.shell import NUMBERED, gpus_per_node
 
 SCHEDULED: Final = (*NUMBERED, "gres-gpus")
-"""Numbers that a scheduler is asked for, entries `sbatch-NAME`."""
+"""Entries for numbers requested from a scheduler, `sbatch-NAME`."""
 
 
 def scheduled_settings(job: Mapping[str, int]) -> dict[str, int]:
@@ -100,7 +100,7 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int | None:
-    """The first of several arguments that is a number; of a range of nodes (`1:4`) the largest."""
+    """The first of several arguments that is a number; for a range of nodes (`1:4`) its largest."""
     for name in names:
         match = re.fullmatch(r"(?:\d+:)?(\d+)", str(settings.get(name, "")))
         if match:
@@ -151,7 +151,7 @@ _BEFORE_CORE: Final = (
     "DDP-impl",
     "no-contiguous-buffers-in-local-ddp",
 )
-"""Arguments of the generations before Core, or that choose their layers."""
+"""Arguments that only the generations before Core have, or that select their layers."""
 _OF_CORE: Final = (
     "use-mcore-models",
     "context-parallel-size",
@@ -169,9 +169,9 @@ _OF_CORE: Final = (
     "cuda-graph-impl",
     "moe-*",
 )
-"""Arguments (patterns) that only Core has, or that choose its layers."""
+"""Arguments (patterns) that only Core has, or that select its layers."""
 _OLD_RECOMPUTE: Final = (*_RECOMPUTE_BEFORE_CORE, "recompute-activations", "activations-checkpoint-granularity")
-"""Names of earlier versions, some of which Core still takes."""
+"""Names of recompute arguments in earlier versions, some of which Core still accepts."""
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
@@ -231,7 +231,7 @@ def _write_attention(fields: Fields) -> Mapping[str, Any]:
 
 
 def _framework(fields: Fields, entries: Entries) -> str:
-    """The generation of a script: before Core is what chooses the layers of before, unless something chooses Core's.
+    """The generation of a script: before Core if it selects the older layers and nothing selects Core's.
 
     `--use-flash-attn` is of both: Core takes it, and ignores it where Transformer Engine has an attention of its own.
     """

@@ -23,7 +23,7 @@ _CONTEXT_ALGORITHMS: Final = {
 
 
 def _ulysses(arguments: Mapping[str, Any]) -> Fields:
-    """Sequence parallelism of Megatron-DeepSpeed, which shares heads out instead of passing keys around."""
+    """Sequence parallelism of Megatron-DeepSpeed, which distributes heads instead of passing keys around."""
     degree = WHOLE.read(arguments["ds-sequence-parallel-size"])
     return {"cp": degree, "cp_kind": "ulysses"} if degree > 1 else {}
 
@@ -66,7 +66,7 @@ _STAGES: Final = (
 
 
 def _stages(arguments: Mapping[str, Any]) -> Fields:
-    """Layers of every stage: MindSpeed lists them, or leaves some of equal stages idle."""
+    """Layers of every stage: MindSpeed lists them, or makes some layers of equal stages idle."""
     pp = WHOLE.read(arguments.get("pipeline-model-parallel-size", 1))
     if "num-layer-list" in arguments and pp > 1:
         sizes = tuple(WHOLE_OR_NONE.read(part.strip()) for part in str(arguments["num-layer-list"]).split(","))
@@ -93,7 +93,7 @@ _LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout",
 
 
 def _adapters(arguments: Mapping[str, Any]) -> Fields:
-    """LoRA of MindSpeed-LLM (`--lora-r`) and of Primus (`use_lora`): all weights are frozen but those of adapters."""
+    """LoRA of MindSpeed-LLM (`--lora-r`) and of Primus (`use_lora`): all weights except adapters are frozen."""
     # Megatron-SWIFT's `--lora-rank` comes with words of its own (`_swift`).
     default_rank = arguments.get("lora-rank", 8) if stated(arguments, "use-lora") else 0
     rank = arguments.get("lora-r", default_rank)
@@ -221,7 +221,7 @@ _SLIME: Final = (
 
 
 def _slime(arguments: Mapping[str, Any]) -> Fields:
-    """The training half of slime: its devices, its own defaults, and what of it no prediction knows."""
+    """The training half of slime: its devices, its own defaults, and doubts about parts that are not predicted."""
     if _SLIME_DEVICES not in arguments:
         return {}
     devices = WHOLE.read(arguments[_SLIME_DEVICES]) * WHOLE.read(arguments.get("actor-num-nodes", 1))
@@ -247,7 +247,7 @@ def _slime(arguments: Mapping[str, Any]) -> Fields:
 
 
 ABSENT_FILE: Final = "<absent file>"
-"""The entry that keeps the name of a file of Primus which is not there to be read."""
+"""Entry for the name of a missing Primus file."""
 
 
 def _absent_file(arguments: Mapping[str, Any]) -> Fields:

@@ -27,7 +27,7 @@ HYBRID: Final = (
     "num-attention-heads",
 )
 _PLAIN_SPECS: Final = ("qwen3_spec", "qwen3_next", "qwen3_5", "deepseek_spec", "gpt_layer_specs", "llama")
-"""Specifications of layers that have nothing but what other arguments say."""
+"""Specifications of layers that other arguments describe completely."""
 
 
 def hybrid_fields(arguments: Mapping[str, Any]) -> Fields:
@@ -84,7 +84,7 @@ _DELTA_SIZES: Final = {
     "linear-key-head-dim": ("delta.key_dim", 128),
     "linear-conv-kernel-dim": ("delta.conv_kernel", 4),
 }
-"""Arguments for the sizes of gated delta nets, the fields that they say, and their defaults
+"""Arguments for the sizes of gated delta nets, with their fields and defaults
 (megatron/core/transformer/transformer_config.py)."""
 _VARIANTS: Final = ("experimental-attention-variant", "linear-attention-type")
 _EVERY: Final = "linear-attention-freq"
@@ -161,7 +161,7 @@ def listed_layers(arguments: Mapping[str, Any]) -> Fields:
 
 
 def _shortest_period(by_layer: Sequence[str]) -> str:
-    """The shortest text of `Transformer.mixers` that means these sub-layers of each layer."""
+    """The shortest value of `Transformer.mixers` that describes these sub-layers of each layer."""
     layers = list(by_layer)
     periods = [n for n in range(1, len(layers) + 1) if len(layers) % n == 0]
     period = next(n for n in periods if layers == layers[:n] * (len(layers) // n))

@@ -128,7 +128,7 @@ def _write_positions(fields: Fields) -> Mapping[str, Any]:
 
 
 def _layers(arguments: Mapping[str, Any]) -> Fields:
-    """Layers of the stack; MindSpeed counts among them those that do nothing."""
+    """Layers of the stack; MindSpeed's number includes idle layers."""
     if "num-layers" not in arguments:
         return {}
     return {"model.layers": WHOLE.read(arguments["num-layers"]) - len(idle_layers(arguments.get("noop-layers")))}
@@ -150,7 +150,7 @@ KEYS_OF_DEEPSPEED: Final = (
     "expert-interval",
     "ds-sequence-parallel-size",
 )
-"""Arguments that Megatron-DeepSpeed alone has."""
+"""Arguments that only Megatron-DeepSpeed has."""
 EXPERT_LAYERS: Final = (
     "moe-layer-freq",
     "first-k-dense-replace",
@@ -180,7 +180,7 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
 
 
 def _has_experts(arguments: Mapping[str, Any]) -> list[bool]:
-    """Whether each layer that does something has experts, in a model that has some."""
+    """Whether each layer that is not idle has experts, in a model with experts."""
     dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
     pattern = expert_layers(arguments.get("moe-layer-freq", 1), WHOLE.read(arguments["num-layers"]))
     idle = idle_layers(arguments.get("noop-layers"))
@@ -202,7 +202,7 @@ def of_deepspeed(arguments: Mapping[str, Any]) -> bool:
 
 
 def _count_experts(value: Any) -> int:
-    """Experts of a layer; the mean of those above 1 where layers differ, as Megatron-DeepSpeed has them."""
+    """Experts of a layer; if layers differ, as in Megatron-DeepSpeed, the mean of those with more than one."""
     counts = [WHOLE.read(number) for number in as_list(value) if number is not None]
     several = [count for count in counts if count > 1]
     return round(sum(several) / len(several)) if several else max(counts, default=0)
@@ -268,7 +268,7 @@ _EXPERTS: Final = (
 
 
 def _latent(arguments: Mapping[str, Any]) -> Fields:
-    """Latent attention with the sizes that Megatron-Core has where nobody says them."""
+    """Latent attention, with Megatron-Core's default sizes."""
     asked = any(arguments.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention"))
     if not asked:
         return {}
@@ -296,7 +296,7 @@ _LAYERS_OF_LLAMA: Final = (
     "untie-embeddings-and-output-weights",
     "spec",
 )
-"""Arguments of which a script has one that describes layers like LLaMA's."""
+"""Arguments of which every script with layers like LLaMA's has at least one."""
 _FAMILIES: Final = (
     "llama",
     "llama2",
@@ -313,7 +313,7 @@ _FAMILIES: Final = (
     "aquila",
     "deepseek",
 )
-"""Words in the names of programs that build a model of their own (AscendSpeed's `pretrain_llama.py`)."""
+"""Words in the names of programs that build a particular model (AscendSpeed's `pretrain_llama.py`)."""
 _NO_DECODERS: Final = (
     "vision",
     "vit",
@@ -327,11 +327,11 @@ _NO_DECODERS: Final = (
     "inpaint",
     "clip",
 )
-"""Words of programs that train something else than a stack of layers on words."""
+"""Words in the names of programs that do not train a stack of layers on text."""
 
 
 def _kind(arguments: Mapping[str, Any]) -> Fields:
-    """Kind of model of a program that trains no causal decoder: BERT, T5, or one that is not described here."""
+    """Kind of model of a program that does not train a causal decoder: BERT, T5, or an unsupported one."""
     program = PurePosixPath(str(arguments.get(SCRIPT, "")))
     if trains_nothing(program):
         raise BadValue(f"must be a program that trains; {program.name} converts checkpoints, generates or evaluates")
@@ -371,7 +371,7 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
 
 
 def _window(arguments: Mapping[str, Any]) -> Fields:
-    """Attention in a window: of Megatron-Core (`127,0`: so many tokens before and after), or of MindSpeed."""
+    """Sliding-window attention of Megatron-Core (`127,0`: tokens before and after) or MindSpeed."""
     value = arguments.get("window-size", arguments.get("sliding-window"))
     if value is None:
         return {}

@@ -31,7 +31,7 @@ LIMITS: Final = {
         "Megatron recomputes the same number of layers in every stage, and nothing else selectively"
     ),
 }
-"""Reasons why Megatron-Core cannot run some settings of a layout, however it is asked."""
+"""Reasons why Megatron-Core cannot run some settings of a layout in any notation."""
 
 
 def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
@@ -176,9 +176,9 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
 
 
 _REPEATED: Final = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([A-Za-z])\*(\d+)")
-"""A group or a letter of a pipeline's layout, and how often it stands there."""
+"""A group or letter of a pipeline's layout, with its number of repetitions."""
 _LONGEST_LAYOUT: Final = 100_000
-"""Letters of a pipeline's layout at most."""
+"""Most letters of a pipeline's layout."""
 
 
 def pipeline_segments(layout: str) -> list[int]:

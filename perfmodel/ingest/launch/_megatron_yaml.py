@@ -23,25 +23,25 @@ from perfmodel.spec import Model, Transformer
 
 _ARGUMENTS: Final = frozenset(chain.from_iterable(rule.keys for rule in MEGATRON.table)) - set(LAUNCHING)
 _MARKS: Final = tuple(name for name in MEGATRON.marks if name != "num-attention-heads")
-"""Arguments of which a table of Megatron's has one; heads stand in every configuration of a model."""
+"""Arguments of which every table of Megatron arguments has one; heads alone occur in every model's configuration."""
 _TABLES: Final = (r"(.*\.)?MODEL_ARGS(_\d+)?\.", r"(.*\.)?overrides\.")
-"""Beginnings of keys (patterns) that hold arguments and nothing else; a file without them holds them everywhere."""
+"""Prefixes of keys (patterns) that hold only arguments; a file without them may have arguments anywhere."""
 _ELSEWHERE: Final = ("experiment", "action", "ENV_VARS", "hydra")
-"""Tables of a file of arguments that hold none but those of the launcher."""
+"""Tables of a file of arguments that hold only launcher arguments."""
 _WITH_DEFAULT: Final = re.compile(r"\$\{([A-Za-z_]\w*):-?([^${}]*)\}")
-"""A variable of the environment and the value where it is not set, as Primus writes it."""
+"""An environment variable with its default value, in the notation of Primus."""
 _OPPOSITES: Final = {
     "add-bias-linear": "disable-bias-linear",
     "add-position-embedding": "no-position-embedding",
     "share-embeddings-and-output-weights": "untie-embeddings-and-output-weights",
 }
-"""Names under which Megatron's parser keeps a switch turned off, and the switch."""
+"""Names that Megatron's parser uses for switches that turn something off, with the switch."""
 _SYNONYMS: Final = {
     "fp8": "fp8-format",
     "num-moe-experts": "num-experts",
     "rotary-pos-emb": "use-rotary-position-embeddings",
 }
-"""Names of Megatron-Core's configuration, and the argument for each."""
+"""Names in Megatron-Core's configuration, with the argument for each."""
 
 
 def megatron_arguments(source: Source) -> Source | None:
@@ -83,7 +83,7 @@ PRIMUS_NAMES: Final = {
     "llama4_17b128e": "llama-4-maverick",
     "llama4_17b16e": "llama-4-scout",
 }
-"""Models that Primus and the catalog call otherwise."""
+"""Models with different names in Primus and in the catalog."""
 
 
 _FACTORY_NAMES: Final = {
@@ -92,9 +92,9 @@ _FACTORY_NAMES: Final = {
     "gradient_accumulation_steps": "gradient-accumulation-steps",
     "cutoff_len": "seq-length",
 }
-"""Keys of LLaMA-Factory for what Megatron's arguments say too."""
+"""Keys of LLaMA-Factory that correspond to Megatron arguments."""
 _FACTORY_PLAIN: Final = {"stage": ("sft", "pt"), "finetuning_type": ("full",)}
-"""Values of LLaMA-Factory's keys under which training is Megatron's own."""
+"""Values of LLaMA-Factory's keys for plain Megatron training."""
 
 
 def factory_arguments(source: Source) -> Source | None:
@@ -121,7 +121,7 @@ def neox_arguments(source: Source) -> Source | None:
 
 
 def _table_of(entries: Entries) -> tuple[str, list[str]]:
-    """The table of arguments that is read, as the beginning of its keys, and a note where there are several."""
+    """The table of arguments to read, as the prefix of its keys, and a note if there are several."""
     for pattern in _TABLES:
         matches = (re.match(pattern, key) for key in entries)
         tables = list(dict.fromkeys(match[0] for match in matches if match))
@@ -133,7 +133,7 @@ def _table_of(entries: Entries) -> tuple[str, list[str]]:
 
 
 def _argument_name(key: str) -> str:
-    """A key as an argument is named: `--num_layers`, `num_layers` and `num-layers` are the same."""
+    """The name of the argument for a key: `--num_layers`, `num_layers` and `num-layers` are the same."""
     name = key.removeprefix("--").replace("_", "-")
     return _SYNONYMS.get(name, name)
 
@@ -149,14 +149,14 @@ def plain_value(value: Any) -> Any:
 
 
 def _argument_value(name: str, value: Any) -> Any:
-    """The value of an argument; `none` is a kind of positions, and leaves every other argument out."""
+    """The value of an argument; `none` means no positions for that argument, and leaves out any other."""
     if name == "position-embedding-type" and str(value).lower() == "none":
         return "none"
     return plain_value(value)
 
 
 def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Arguments of a command line: a switch that is off is not on it."""
+    """Convert values to command-line arguments, where switches that are off are left out."""
     arguments: dict[str, Entry] = {}
     for name, entry in stated.items():
         if name in _OPPOSITES:
@@ -170,7 +170,7 @@ def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
-    """What a file of Primus says beside its overrides, and what its own trainer and models set without being asked."""
+    """Settings of a Primus file outside its overrides, and the defaults of Primus' trainer and models."""
     stated = dict(_PRIMUS_DEFAULTS)
     model = entries.get(f"{table.removesuffix('overrides.')}model")
     overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
@@ -191,7 +191,7 @@ _PRIMUS_DEFAULTS: Final[Mapping[str, Entry]] = {
     "use-distributed-optimizer": Entry(True, 0),
     "sequence-parallel": Entry(True, 0),
 }
-"""What Primus sets without being asked.
+"""Defaults of Primus.
 
 `primus/configs/modules/megatron/trainer_base.yaml` has 16 bits and sequences of 4,096 tokens, `pre_trainer.yaml` the
 distributed optimizer, and `primus/configs/models/megatron/language_model.yaml` sequence parallelism.
@@ -230,11 +230,11 @@ def as_arguments(stated: Mapping[str, Entry]) -> dict[str, Entry]:
 _PRECISION: Final = "precision-config"
 _ADAPTERS: Final = "peft"
 _SCALINGS: Final = {"mxfp8": "mxfp8", "current": "tensorwise", "subchannel": "blockwise", "delayed": "delayed"}
-"""Parts of the names of Megatron-Bridge's precisions, and Megatron's words for how 8 bits are scaled."""
+"""Parts of the names of Megatron-Bridge's precisions, with Megatron's names of 8-bit recipes."""
 
 
 def _in_words_of_megatron(stated: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Overrides of Primus on Megatron-Bridge, whose precision and adapters have names of their own
+    """Convert Primus overrides for Megatron-Bridge, whose precision and adapters have other names
     (`megatron/bridge/training/mixed_precision.py`, `peft/lora.py`)."""
     arguments = dict(stated)
     precision = arguments.pop(_PRECISION, None)
@@ -267,7 +267,7 @@ def _of_named_model(name: str) -> str:
 
 
 def _says_the_same(name: str, value: Any, model: Model | None) -> bool:
-    """Whether an override states what the model has anyway."""
+    """Whether an override repeats the model's own value."""
     if not isinstance(model, Transformer):
         return False
     if name == "num_layers":
@@ -293,7 +293,7 @@ _OF_MODELS: Final = {
     "mtp_num_layers",
     "swiglu",
 }
-"""Overrides that change a model which is named."""
+"""Overrides that change a named model."""
 
 
 _NEOX_ONLY: Final = ("pipe-parallel-size", "no-weight-tying", "pos-emb", "gpt-j-residual", "attention-config")
@@ -311,7 +311,7 @@ _NEOX_NAMES: Final = {
     "moe-num-experts": "num-experts",
     "moe-top-k": "moe-router-topk",
 }
-"""Keys of GPT-NeoX (`configs/neox_arguments.md`) and the arguments of Megatron-DeepSpeed for them."""
+"""Keys of GPT-NeoX (`configs/neox_arguments.md`), with the corresponding arguments of Megatron-DeepSpeed."""
 _NEOX_NORMS: Final = {
     "layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
@@ -359,11 +359,11 @@ _NEOX_HARMLESS: Final = (
     "checkpoint.",
     "output-layer-parallelism",
 )
-"""Beginnings of keys that say nothing of time or memory, or that are read here."""
+"""Prefixes of keys that affect neither time nor memory, or that are read here."""
 
 
 def _is_neox(entries: Entries) -> bool:
-    """Whether a file is of GPT-NeoX: its model beside DeepSpeed's keys, or words that only it has."""
+    """Whether a file is GPT-NeoX's: it has a model together with DeepSpeed's keys, or keys that only GPT-NeoX has."""
     names = {_argument_name(key.partition(".")[0]) for key in entries}
     if "num-layers" not in names:
         return False
@@ -422,7 +422,7 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
 
 
 def _add_offload(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
-    """States on the host, in DeepSpeed's older notation or its newer one."""
+    """Add states on the host, in DeepSpeed's older or newer notation."""
     zero = "zero-optimization."
     devices = {key: values.get(f"{zero}{key}.device") for key in ("offload-optimizer", "offload-param")}
     if values.get(f"{zero}cpu-offload-params") is True or devices["offload-param"] in ("cpu", "nvme"):
@@ -432,17 +432,18 @@ def _add_offload(values: Mapping[str, Any], say: Callable[[str, Any, str], None]
 
 
 _TE_LAYERS: Final = ("te-columnparallel", "te-rowparallel", "te-layernorm-mlp", "te-mha")
-"""Switches of the layers that Transformer Engine runs instead of GPT-NeoX."""
+"""Switches for layers that Transformer Engine runs instead of GPT-NeoX."""
 
 
 def _add_transformer_engine(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
-    """Products in 8 bits, which only layers of Transformer Engine have."""
+    """Add 8-bit products, which only Transformer Engine's layers have."""
     if values.get("te-fp8-format") is not None and any(values.get(name) is True for name in _TE_LAYERS):
         say("fp8-format", values["te-fp8-format"], "te-fp8-format")
 
 
 def _add_gate(values: Mapping[str, Any], say: Callable[[str, Any, str], None]) -> None:
-    """The feed-forward of LLaMA: a gate, and two thirds of the size rounded up (`megatron/model/transformer.py`)."""
+    """Add the feed-forward of LLaMA: a gate, and two thirds of the size, rounded up
+    (`megatron/model/transformer.py`)."""
     activation = str(values.get("activation", "")).lower()
     gate = "swiglu" if values.get("mlp-type") == "llama" else activation
     if gate not in _NEOX_GATES:

@@ -19,7 +19,7 @@ LATENT_DEFAULTS: Final = {
 }
 """Sizes of latent attention if a file does not state them (Megatron-Core `MLATransformerConfig`)."""
 PARTS_OF_MODEL: Final = ("model.", "experts.", "latent.", "mamba.", "delta.")
-"""Beginnings of the fields of a file that describe its model."""
+"""Prefixes of fields that describe the model."""
 
 
 def model_of(known: Fields, place: str, name: str) -> Model | None:
@@ -65,7 +65,7 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
 
 
 def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: str) -> Model:
-    """The model of a recipe with the sizes that a command or script changes; the recipe's own where it changes none.
+    """The model of a recipe with the sizes changed by a command or script; unchanged if there are none.
 
     Raises:
         LaunchFileError: sizes that contradict one another, or that this kind of model does not have.

@@ -30,8 +30,8 @@ def _accumulation(fields: Fields) -> Mapping[str, Any]:
 
 
 def _replicas(settings: Mapping[str, Any]) -> Fields:
-    """Experts have an axis of the mesh of their own (`nanotron/parallel/context.py`): the world is dp * tp * pp * ep.
-    For the other layers the ranks of that axis are replicas."""
+    """Replicas: experts have a separate axis of the mesh (`nanotron/parallel/context.py`), so that the world is dp * tp
+    * pp * ep, and for other layers the ranks of that axis are replicas."""
     experts = WHOLE.read(settings.get(_EXPERT_AXIS, 1))
     fields: Fields = {"ep": experts}
     if "parallelism.dp" in settings:

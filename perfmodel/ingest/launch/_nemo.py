@@ -66,7 +66,7 @@ _PRECISIONS: Final = {
     "fp8": "fp8",
 }
 _TRUE_16_BITS: Final = ("bf16-true", "16-true")
-"""Precisions of Lightning under which weights are kept in 16 bits alone."""
+"""Precisions of Lightning that keep weights only in 16 bits."""
 _ACTIVATIONS: Final = {
     "gelu": ("gelu", False),
     "swiglu": ("silu", True),
@@ -125,7 +125,7 @@ _MODEL: Final = (
     # NeMo 1 calls it `qkv_bias` (megatron_qwen2_config.yaml).
     key("model.add_qkv_bias", "model.qkv_bias", FLAG, also=("model.qkv_bias",)),
 )
-"""Rules of the keys that both have: parallelism and architecture, as Megatron-Core's `TransformerConfig` names them."""
+"""Rules for keys that both have: parallelism and architecture, by the names of Megatron-Core's `TransformerConfig`."""
 
 
 def _nemo_world(settings: Mapping[str, Any]) -> Fields:
@@ -185,7 +185,7 @@ _POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "al
 
 
 def _generation(fields: Fields, entries: Entries) -> str:
-    """Configurations of this form are of NeMo 1, on Megatron-Core where they say so."""
+    """Framework of a configuration: NeMo 1, on Megatron-Core if it says so."""
     return "nemo@2024" if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True else "nemo@2023"
 
 
@@ -196,11 +196,11 @@ _HYBRID: Final = {
     "model.hidden_size": "hidden-size",
     "model.num_attention_heads": "num-attention-heads",
 }
-"""Keys of NeMo's Mamba models (`megatron_mamba_config.yaml`), and Megatron's arguments for the same."""
+"""Keys of NeMo's Mamba models (`megatron_mamba_config.yaml`), with Megatron's arguments for them."""
 
 
 def _hybrid(settings: Mapping[str, Any]) -> Fields:
-    """Stacks of Mamba-2; without a pattern all layers are of that kind."""
+    """Stacks of Mamba-2; without a pattern all layers are Mamba-2."""
     if not settings.keys() & {"model.hybrid_override_pattern", "model.ngroups_mamba"}:
         return {}
     arguments = {_HYBRID[name]: value for name, value in settings.items()}
@@ -355,7 +355,7 @@ _PEFT: Final = ("peft.dim", "peft.target_modules", "peft.dropout", "peft.alpha")
 
 
 def _bridge_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA of `megatron/bridge/peft/lora.py`, on all products of attention and feed-forward where none are named."""
+    """LoRA of `megatron/bridge/peft/lora.py`, on all products of attention and feed-forward unless some are named."""
     return Adapters(
         rank=settings.get("peft.dim", 32),
         targets=settings.get("peft.target_modules", ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]),

@@ -14,16 +14,16 @@ _SIZES: Final = {
     "ffn_hidden_size": "model.ffn_hidden",
     "kv_channels": "model.head_dim",
 }
-"""Sizes of an encoder or decoder (`megatron_t5_config.yaml`), and the fields that they are."""
+"""Sizes of an encoder or decoder (`megatron_t5_config.yaml`), with their fields."""
 _DECODER_LENGTH: Final = "model.data.seq_length_dec"
 _USUAL_DECODER_LENGTH: Final = 128
-"""Tokens of a decoder where a file does not say them (`megatron_t5_config.yaml`)."""
+"""Default tokens of a decoder (`megatron_t5_config.yaml`)."""
 _ENCODER: Final = "model.encoder."
 _DECODER: Final = "model.decoder."
 
 
 def _kind(settings: Mapping[str, Any]) -> Fields:
-    """Fields of a model that is no causal decoder: BERT, or an encoder of images, which is only named."""
+    """Fields of a model that is not a causal decoder: BERT, or an image encoder, which is only reported."""
     if any(name.startswith("model.bert") for name in settings):
         return {"model.causal": False, "model.token_types": 2, "model.pooler_and_mlm_head": True}
     named = ", ".join(name.removeprefix("model.") for name in settings)

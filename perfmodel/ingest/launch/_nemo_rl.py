@@ -18,7 +18,7 @@ _MODEL: Final = "policy.model_name"
 
 
 def _limits(*objectives: str) -> tuple[str, ...]:
-    """Keys that end a run, of which every block of an objective has one: they show what is trained."""
+    """Keys for the length of a run, of which every objective's block has one; they identify the objective."""
     return tuple(
         f"{objective}.{limit}" for objective, limit in product(objectives, ("max_num_steps", "max_num_epochs"))
     )
@@ -26,7 +26,7 @@ def _limits(*objectives: str) -> tuple[str, ...]:
 
 _OBJECTIVES: Final = _limits("grpo", "dpo", "rm", "distillation", "ppo", "async_grpo")
 _PAIRS: Final = _limits("dpo", "rm")
-"""Those of objectives whose samples are pairs of sequences."""
+"""Such keys of objectives whose samples are pairs of sequences."""
 
 
 def _world(settings: Mapping[str, Any]) -> Fields:
@@ -61,7 +61,7 @@ _MEGATRON_KEYS: Final = (
 
 
 def _layout(settings: Mapping[str, Any]) -> Fields:
-    """Layout and memory of the backend that the file enables; the block of the other may stand beside it unused."""
+    """Layout and memory of the backend that the file enables; the other backend's block may be present but unused."""
     if is_on(settings.get(_IS_MEGATRON)):
         return _megatron(settings)
     # Weights, gradients and states are sharded over all data-parallel ranks (nemo_rl/models/policy).
@@ -109,7 +109,7 @@ _BATCHES: Final = ("policy.train_global_batch_size", "policy.train_micro_batch_s
 
 
 def _batches(settings: Mapping[str, Any]) -> Fields:
-    """Batches count samples; those of preferences are two sequences each."""
+    """Batches, which count samples; a preference sample is two sequences."""
     if not any(name in settings for name in _BATCHES):
         return {}
     each = 2 if any(name in settings for name in _PAIRS) else 1

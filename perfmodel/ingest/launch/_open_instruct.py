@@ -35,7 +35,7 @@ def _context(settings: Mapping[str, Any]) -> Fields:
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    """Whole layers, modules of layers, or as much as a budget of memory asks for."""
+    """Recomputation of whole layers, of modules, or by a memory budget."""
     whole_layers = is_on(settings.get("gradient_checkpointing")) or is_on(settings.get("moe_recompute_each_block"))
     if whole_layers or settings.get("activation_checkpointing_mode") == "selected_modules":
         return {"recompute": "full"}
@@ -106,7 +106,7 @@ def trains_on_olmo_core(texts: Sequence[str]) -> bool:
 
 
 _SUBMITTERS: Final = {"mason.py": "--num_nodes", "gantry": "--replicas"}
-"""Programs that start the command behind their `--` on several nodes, and their option for how many."""
+"""Programs that start the command after their `--` on several nodes, with their option for the number of nodes."""
 
 
 def behind_submitter(argv: Sequence[Word]) -> tuple[Sequence[Word], int]:
@@ -131,7 +131,7 @@ def behind_submitter(argv: Sequence[Word]) -> tuple[Sequence[Word], int]:
 
 
 def over_nodes(processes: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-    """Settings of a launcher on one node as those of the whole job.
+    """Convert settings of a launcher on one node to those of the whole job.
 
     Args:
         processes: arguments of Accelerate's launcher or torchrun's, written with hyphens.

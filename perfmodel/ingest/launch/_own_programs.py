@@ -1,4 +1,4 @@
-"""Commands of training programs that people write themselves, around DeepSpeed or Accelerate, and of several models.
+"""Commands of user-written training programs around DeepSpeed or Accelerate, and of programs with several models.
 
 Such a program has arguments of its own making. Those for the model, the batch and the length have few names, which
 are translated here to those of Hugging Face's Trainer (DeepSpeedExamples `training/`, `benchmarks/`).
@@ -45,13 +45,13 @@ _NAMES: Final[Mapping[str, str]] = {
     "model_id": "model_name_or_path",
     "pretrained_model_name_or_path": "model_name_or_path",
 }
-"""Arguments of such programs, and what Hugging Face's Trainer calls the same."""
+"""Arguments of such programs, with the corresponding names of Hugging Face's Trainer."""
 _MODELS: Final = ("model_name_or_path", "model_name", "model", "base_model")
 _SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads")
 """Arguments of Megatron's programs, which state sizes instead of a model's name."""
 _LAUNCHERS: Final = ("deepspeed", "accelerate")
 _ACTORS: Final = ("actor_model_name_or_path", "actor_rollout_ref.model.path", "actor.model_name_or_path")
-"""Arguments of programs that train an actor beside a critic (DeepSpeed-Chat's third step; verl)."""
+"""Arguments of programs that train an actor together with a critic (DeepSpeed-Chat's third step; verl)."""
 _SLIME: Final = "actor_num_gpus_per_node"
 """An argument of slime's programs, which state sizes of the model only where Megatron trains it."""
 _REWARDS: Final = ("reward_pretrain", "remote_rm_url", "critic_pretrain")
@@ -95,7 +95,7 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
 
 
 def _program_at(names: Sequence[str]) -> int | None:
-    """Position of the program in a command: a file of Python, or a module behind `--module`."""
+    """Position of the program in a command: a Python file, or a module after `--module`."""
     for i, name in enumerate(names):
         if name.endswith(".py"):
             return i
@@ -131,12 +131,12 @@ def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
 
 
 _OPEN: Final = "N"
-"""Stands for a number that the command does not say."""
+"""Stands for a number that the command does not state."""
 _VERL_ACTOR: Final = "actor_rollout_ref.actor."
 _ASKED: Final[Mapping[str, tuple[str, ...]]] = {
     "global-batch": (f"{_VERL_ACTOR}ppo_mini_batch_size", "train_batch_size", "global_batch_size"),
 }
-"""Flags of a prediction, and arguments that say their values for the actor."""
+"""Flags of a prediction, with the arguments that state their values for the actor."""
 _LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
     "tp": (f"{_VERL_ACTOR}megatron.tensor_model_parallel_size", "ds_tensor_parallel_size"),
     "pp": (f"{_VERL_ACTOR}megatron.pipeline_model_parallel_size",),
@@ -147,7 +147,7 @@ _LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_VERL_ACTOR}ppo_micro_batch_size_per_gpu",
     ),
 }
-"""Keys of a layout, and arguments that say the same of the actor."""
+"""Keys of a layout, with the arguments that state them for the actor."""
 _WORLDS: Final = (
     ("trainer.n_gpus_per_node", "trainer.nnodes"),
     ("actor_num_gpus_per_node", "actor_num_nodes"),
@@ -156,7 +156,7 @@ _WORLDS: Final = (
 
 
 def _stated(entries: Mapping[str, Entry], *names: str) -> str:
-    """The first of some arguments that the command says a number for."""
+    """The first of some arguments that has a number in the command."""
     for name in names:
         if name in entries and str(entries[name].value).isdecimal():
             return str(entries[name].value)

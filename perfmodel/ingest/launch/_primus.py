@@ -30,14 +30,14 @@ from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"primus|\bEXP=\S*\.ya?ml", re.IGNORECASE)
 _STARTERS: Final = re.compile(r"primus-cli(\.sh)?|run_(slurm_|local_|k8s_)?pretrain(_cli)?\.sh|run_posttrain\.sh")
-"""Programs that train what a file of Primus says, by their names."""
+"""Names of programs that train with a Primus file."""
 _FILE: Final = (".yaml", ".yml")
 _KIND: Final = re.compile(r"([-_](BF16|FP8|FP16|FP4|MXFP8|MXFP4))?[-_](pretrain|sft|posttrain|lora_posttrain)$", re.I)
 """End of the name of a file of Primus behind that of its model."""
 _OVERRIDES: Final = re.compile(r"modules\.\w+\.overrides\.")
 _BESIDE_MEGATRON: Final = ("torchtitan", "maxtext")
 _USUAL_DEVICES: Final = 8
-"""Devices of a node where nothing says them (`GPUS_PER_NODE` of `examples/run_pretrain.sh`)."""
+"""Default devices of a node (`GPUS_PER_NODE` of `examples/run_pretrain.sh`)."""
 
 
 def primus_overrides(source: Source) -> tuple[str, Source] | None:
@@ -116,7 +116,7 @@ def _file_of(command: Command) -> str:
 
 
 def _of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
-    """Arguments that a file of Primus states, or those that its name tells where it is not beside the script."""
+    """Arguments that a Primus file states, or those implied by its name if the file is missing."""
     file = neighbours.find(name)
     if file is not None:
         source = read_yaml(file.text, str(file.path), file.path.parent)
@@ -159,7 +159,7 @@ def _overrides(command: Command) -> dict[str, Entry]:
 
 
 def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
-    """Devices of the job: nodes by variables or the scheduler, and eight devices on each unless variables say else."""
+    """Devices of the job: nodes from variables or the scheduler, times the devices per node (eight by default)."""
     settings: dict[str, Any] = {**processes_in_variables(command), **scheduled_settings(job)}
     each = command.variables.get("GPUS_PER_NODE", "")
     settings.setdefault("nproc-per-node", each if each.isdecimal() else str(_USUAL_DEVICES))

@@ -49,7 +49,7 @@ FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BR
 """All formats that are read and written. Among formats of one syntax, the first that recognises a file reads it.
 Formats of fine-tuning front ends (`FINETUNING`) and levanter are tried first, and are only read."""
 LARGEST_BYTES: Final = 4_000_000
-"""Size of a launch file at most."""
+"""Largest size of a launch file."""
 _SYNTAXES: Final[dict[str, Syntax]] = {
     ".json": "json",
     ".toml": "toml",
@@ -58,7 +58,7 @@ _SYNTAXES: Final[dict[str, Syntax]] = {
     ".py": "python",
 }
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
-"""Endings that a script is written under; read is whatever holds a command."""
+"""File endings for written scripts; when reading, any file with a command is accepted."""
 _COMMENT: Final = re.compile(r"^# perfmodel: (\S+)$", re.MULTILINE)
 """Pattern of the comment in which `export_launch` keeps settings of the training script, in the notation of layouts."""
 
@@ -117,7 +117,7 @@ def read_launch(
 
 @dataclass(frozen=True)
 class _Call:
-    """A file as it is named, with what stands around it on a command line."""
+    """A file name with the variables and arguments around it on a command line."""
 
     path: str
     arguments: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class _Call:
 
 
 def _called(text: str) -> _Call:
-    """The parts of `NAME=VALUE ... bash run.sh 8 24 2`; a text that is the name of a file is nothing else."""
+    """The parts of `NAME=VALUE ... bash run.sh 8 24 2`; a text that is the name of an existing file is only that."""
     if Path(text).exists():
         return _Call(text)
     try:
@@ -293,7 +293,7 @@ def recognised(
 def _of_script(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of a shell script or a list of arguments; None where no command of it trains.
+    """Entries and format of a shell script or a list of arguments; None if it has no training command.
 
     A command tells its framework by the program that it starts. Most tell it exactly; Megatron's flags are passed to
     programs of any name, so that they come last.
@@ -334,7 +334,7 @@ def _of_script(
 
 
 def _of_python(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of a Python file: one that changes a recipe, or a configuration that only assigns."""
+    """Entries and format of a Python file that changes a recipe, or of a configuration with assignments only."""
     of_recipe = recipe_script(text, place)
     if of_recipe is not None:
         return of_recipe
@@ -342,7 +342,7 @@ def _of_python(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
 
 
 def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of a file of a fine-tuning front end; refuses files of tools that are not read.
+    """Entries and format of a front end's file; raises an error for files of unsupported tools.
 
     Front ends come first, as their files share keys with those of DeepSpeed and Accelerate that they hold or name.
     """

@@ -101,17 +101,17 @@ def wrapper_of(key: str) -> str:
 
 
 class _NamedFile(NamedTuple):
-    """A file that another is made of."""
+    """A file that another one includes."""
 
     name: str
     prefix: str
-    """Beginning that its keys get."""
+    """Prefix for its keys."""
     line: int
-    """Line of the other file that names it."""
+    """Line of the including file that names it."""
 
 
 def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
-    """The files that a file is made of, first what later ones replace (Hydra: `_self_` is last unless it is listed)."""
+    """The files that a file includes, in order of increasing precedence (Hydra: `_self_` is last unless listed)."""
     entries_of_file = dict(entries_of_file)
     listed = entries_of_file.pop("defaults", Entry([], 0))
     names: list[Any] = listed.value if isinstance(listed.value, list) else []
@@ -158,18 +158,18 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")
-"""Marks by which Jinja and its like begin a place to fill in."""
+"""Marks that begin a placeholder in Jinja and similar templates."""
 
 
 def _is_template(text: str, line: int) -> bool:
-    """Whether a line (from 1; 0 for any) has places to fill in."""
+    """Whether a line (from 1; 0 for any) has placeholders."""
     lines = text.splitlines()
     searched = lines[line - 1] if 0 < line <= len(lines) else text
     return bool(_TEMPLATE.search(searched))
 
 
 def _merged_tables(root: Any) -> set[int]:
-    """Identities of the tables that `<<` takes over elsewhere; many stand where they do only for that."""
+    """Identities of tables that are merged elsewhere by `<<`; many are defined only for that purpose."""
     # An explicit stack: a stranger's file may nest deeper than Python's own
     # recursion goes, and aliases may form a ring.
     tables: set[int] = set()
@@ -194,7 +194,7 @@ def _template_error(place: str, line: int) -> LaunchFileError:
 
 
 def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
-    """The nodes of a YAML file, which unlike finished values know their lines.
+    """The nodes of a YAML file, which, unlike loaded values, have line numbers.
 
     Raises:
         LaunchFileError: no YAML, a template of YAML, or YAML without keys.
@@ -218,7 +218,7 @@ def _yaml_tree(text: str, place: str) -> "yaml.MappingNode":
 
 
 def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict[str, Entry]:
-    """Entries of a YAML file; of a key that is given twice the last counts, as in every loader in use.
+    """Entries of a YAML file; the last value of a repeated key counts, as in all common loaders.
 
     Args:
         notes: to which a sentence is added for every key that is given twice.

@@ -31,13 +31,13 @@ _LOOKS_LIKE_ONE: Final = re.compile(
     r"torchtitan|run_train\.sh|\bnemo\s+llm\s|--recipe\b|/pretrain_\w+\.py[\s\S]*--config-file|\blitgpt\s"
     r"|setup_experiment\.py"
 )
-"""Words of which every script that names a recipe has one."""
+"""Patterns of which every script that names a recipe matches at least one."""
 _SETTING: Final = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _TITAN_FILE: Final = ("job.config_file", "job.config-file")
 _TITAN_DEFAULTS: Final = {"MODULE": "llama3", "CONFIG": "llama3_debugmodel"}
-"""Module and configuration that `run_train.sh` takes where nothing says them."""
+"""Default module and configuration of `run_train.sh`."""
 _USUAL_DEVICES: Final = "8"
-"""Processes that `run_train.sh` starts where `NGPU` is not set."""
+"""Default number of processes of `run_train.sh` (`NGPU`)."""
 
 
 def recipe_command(
@@ -90,7 +90,7 @@ _Reader = Callable[[Command, str, Neighbours], tuple[Source, LaunchFormat]]
 
 
 def _reader(command: Command, place: str) -> _Reader | None:
-    """What reads a command that trains from a named recipe; None of other commands.
+    """The reader for a command that trains from a named recipe; None for other commands.
 
     Raises:
         LaunchFileError: the command is of a tool that is not read.
@@ -115,11 +115,11 @@ _BENCHMARK: Final = {
     "--devices": ("-ng", "--num_gpus"),
     "--dtype": ("-c", "--compute_dtype"),
 }
-"""Flags of a prediction, and options of Megatron-Bridge's performance scripts that say the same."""
+"""Flags of a prediction, with the corresponding options of Megatron-Bridge's performance scripts."""
 
 
 def _of_performance_script(command: Command, place: str) -> LaunchFileError:
-    """The refusal of Megatron-Bridge's performance scripts, whose settings stand in Python beside them."""
+    """The error for Megatron-Bridge's performance scripts, whose settings are in Python files."""
     texts = [word.text for word in command.argv]
     stated = []
     for flag, names in _BENCHMARK.items():
@@ -156,7 +156,7 @@ def _recipe(framework: str, *names: str, place: str, line: int) -> dict[str, Ent
 
 
 def _module_of(name: str) -> tuple[str, str]:
-    """The module of torchtitan that has a recipe of this name, and the name; empty where none has."""
+    """The torchtitan module with a recipe of this name, and the name; empty if there is none."""
     for module, recipes in _recipes("torchtitan").items():
         if name in recipes:
             return module, name
@@ -170,7 +170,7 @@ def _named_model(entries: dict[str, Entry]) -> Model | None:
 
 
 def _flags(command: Command) -> dict[str, Entry]:
-    """Flags of a command by their names without dashes; one without a value is on."""
+    """Flags of a command by their names without dashes; a flag without a value is on."""
     flags: dict[str, Entry] = {}
     for i, word in enumerate(command.argv):
         name, sign, value = word.text.partition("=")
@@ -185,7 +185,7 @@ def _flags(command: Command) -> dict[str, Entry]:
 
 
 def _settings(command: Command) -> dict[str, Entry]:
-    """Settings `key=value` of a command, as Hydra and NeMo-Run take them."""
+    """Settings `key=value` of a command, in the notation of Hydra and NeMo-Run."""
     settings: dict[str, Entry] = {}
     # Before the program stand variables of containers (`docker run -e NCCL_DEBUG=INFO`).
     programs = [i for i, word in enumerate(command.argv) if word.text.endswith(".py")]
@@ -214,7 +214,7 @@ def _world(command: Command, job: Mapping[str, int]) -> Fields:
 
 
 def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
-    """torchtitan: `--module` and `--config` name a recipe since 2026, a file of TOML holds one before."""
+    """A torchtitan command: since 2026 `--module` and `--config` name a recipe, earlier ones use a TOML file."""
     line = command.argv[0].line
     flags = _flags(command)
     # Settings have a table in their names (`--training.local_batch_size 4`), flags of launchers have none.
@@ -247,7 +247,7 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
 _CALL: Final = re.compile(r"(\w+)(?:\.\w+)?(?:\((.*)\))?", re.DOTALL)
 """A factory of NeMo-Run: `llama3_8b`, or `llama3_8b(num_nodes=4)`."""
 _NEMO_ARGUMENTS: Final = {"num_nodes": "trainer.num_nodes", "num_gpus_per_node": "trainer.devices"}
-"""Arguments of a recipe's function, and the settings that they become."""
+"""Arguments of a recipe's function, with the settings that they set."""
 
 
 def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
@@ -323,7 +323,7 @@ _RUNNER_OPTIONS: Final = {
     "model.expert_model_parallel_size": ("-ep", "--expert_model_parallel_size"),
     "model.expert_tensor_parallel_size": ("-et", "--expert_tensor_parallel_size"),
 }
-"""Settings that `scripts/training/run_recipe.py` has options for too."""
+"""Settings for which `scripts/training/run_recipe.py` also has options."""
 
 
 def _runner_options(command: Command) -> dict[str, Entry]:
@@ -400,13 +400,13 @@ _OF_BRIDGE: Final = ("_pretrain_config", "_sft_config", "_peft_config")
 
 
 def _in_order(module: ast.Module) -> list[ast.stmt]:
-    """All statements by their lines."""
+    """All statements in order of their lines."""
     statements = [node for node in ast.walk(module) if isinstance(node, ast.stmt)]
     return sorted(statements, key=lambda statement: statement.lineno)
 
 
 def _made_by(call: ast.Call) -> tuple[str, str] | None:
-    """Framework and name of the recipe that a call makes; None of another call."""
+    """Framework and name of the recipe that a call makes; None for other calls."""
     called = ast.unparse(call.func).split(".")
     if called[-1] == "pretrain_recipe" and len(called) > 1:
         return "nemo", called[-2]
@@ -416,7 +416,7 @@ def _made_by(call: ast.Call) -> tuple[str, str] | None:
 
 
 def _arguments(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Entry]:
-    """Settings that the arguments of a recipe's function become."""
+    """Settings that the arguments of a recipe's function set."""
     settings: dict[str, Entry] = {}
     for word in call.keywords:
         if word.arg in _NEMO_ARGUMENTS:
@@ -425,7 +425,7 @@ def _arguments(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
-    """Values of a function's arguments where its caller gives none."""
+    """Default values of a function's arguments."""
     names = [argument.arg for argument in function.args.args]
     values = function.args.defaults
     return {name: plain_value(value, {}) for name, value in zip(names[len(names) - len(values) :], values, strict=True)}

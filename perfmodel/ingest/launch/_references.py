@@ -13,9 +13,9 @@ MOST_RESOLVED: Final = 1_000_000
 """Longest value, in characters, with its references replaced; each reference may double the length of the one before
 it."""
 MOST_OPERANDS: Final = 16
-"""Operands of one product or sum at most; more factors make a number of thousands of digits."""
+"""Most operands of one product or sum; more factors would give numbers with thousands of digits."""
 MOST_REFERENCES: Final = 100_000
-"""Values that are looked at while the references of a file are replaced."""
+"""Most values that are visited while the references of a file are replaced."""
 _REFERENCE: Final = re.compile(r"\$\{([^${}]*)\}")
 
 
@@ -64,7 +64,7 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
 
 
 def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:
-    """Key (empty for none) and value that a reference stands for; None where it stands for nothing known."""
+    """Key (empty for none) and value of a reference; None if unknown."""
     kind, colon, rest = text.partition(":")
     if colon:
         first, comma, default = (part.strip() for part in rest.partition(","))

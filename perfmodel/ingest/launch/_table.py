@@ -41,9 +41,10 @@ class Values:
     """A kind of value: how it is read from files and written to them."""
 
     read: Callable[[Any], Any]
-    """Raises `BadValue`; None leaves the field unsaid."""
+    """Function from a file's value to the field's; raises `BadValue`, and returns None to leave the field open."""
     write: Callable[[Any], Any] = lambda value: value
-    """None for what has no notation: the key is left out."""
+    """Function from the field's value to the file's; returns None for values without notation, whose key is left
+    out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,12 @@ class Rule:
 
     keys: tuple[str, ...]
     read: Callable[[Mapping[str, Any]], Fields]
-    """Values of those of the keys that the file has -> fields; raises `BadValue`."""
+    """Function from the values of the rule's keys in the file to fields; raises `BadValue`."""
     write: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
-    """Fields -> values of keys, None for those left out; raises `LaunchFileError` with the reason for what cannot be
-    written."""
+    """Function from fields to values of keys (None: left out); raises `LaunchFileError` with the reason if they cannot
+    be written."""
     defaults: Fields = field(default_factory=dict)
-    """Fields that the framework fills in where the file says nothing."""
+    """Fields that the framework fills in if the file does not state them."""
     optional: tuple[str, ...] = ()
     """Keys that hold names. A variable in them that the file does not define does not matter, and they are kept as
     written."""
@@ -65,7 +66,7 @@ class Rule:
     """Fields that it reads, or the beginning of their names (`model.`). Where the caller states all of them, the
     rule's keys need no value. Empty: it is always needed."""
     auto_keys: tuple[str, ...] = ()
-    """Keys for which `auto` means something, instead of leaving them to the framework."""
+    """Keys for which `auto` is a value of its own instead of leaving the choice to the framework."""
 
     def said(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values of the rule's keys, without those that leave the choice to the framework."""
@@ -79,7 +80,7 @@ class Rule:
 # Values come from parsers that disagree on types: YAML and TOML give numbers, a shell gives text, and a list where more
 # words follow a flag than it takes. Each kind of value is coerced here, once for all formats.
 def _first(value: Any) -> Any:
-    """The value itself, or of a list the first one."""
+    """The value itself, or the first one of a list."""
     return value[0] if isinstance(value, list) and value else value
 
 
@@ -129,13 +130,13 @@ def _text(value: Any) -> str:
 WHOLE: Final = Values(_whole(1))
 WHOLE_OR_NONE: Final = Values(_whole(0))
 SOME: Final = Values(_whole(0), lambda value: value or None)
-"""A whole number that is 0 where it is not written."""
+"""A whole number whose default is 0."""
 NUMBER: Final = Values(_number)
 FLAG: Final = Values(_flag)
 SWITCH: Final = Values(_flag, lambda value: True if value else None)
 """A flag of a command line, which can only be set."""
 MANY: Final = Values(WHOLE.read, lambda value: value if value > 1 else None)
-"""A whole number that is 1 where it is not written."""
+"""A whole number whose default is 1."""
 TEXT: Final = Values(_text)
 PRESENT: Final = Values(lambda value: True)
 """A setting that is on if the key is present, with any value."""
@@ -149,7 +150,7 @@ _OPTIMIZERS: Final = {
     "muon": "muon distmuon",
     "sgd": "sgd decoupledsgdw fusedsgd",
 }
-"""Names that frameworks have for optimizers, without case and marks; AdamW costs what Adam does."""
+"""Frameworks' names of optimizers, ignoring case and punctuation; AdamW costs the same as Adam."""
 
 
 def _optimizer(value: Any) -> str | None:
@@ -158,11 +159,11 @@ def _optimizer(value: Any) -> str | None:
 
 
 OPTIMIZER: Final = Values(_optimizer, lambda name: "adam" if name == "adamw" else name)
-"""An optimizer; None for one that nobody knows (see `named_optimizer`)."""
+"""An optimizer; None for an unknown one (see `named_optimizer`)."""
 
 
 def named_optimizer(name: Any) -> Fields:
-    """The field of an optimizer by its name, or the doubt about one whose states nobody knows."""
+    """The field of an optimizer by its name, or a doubt about an unknown one."""
     optimizer = OPTIMIZER.read(name)
     if optimizer is not None:
         return {"optimizer": optimizer}

@@ -18,7 +18,7 @@ TYPES: Final = {
     "bertwordpiecelowercase": 30522,
     "bertwordpiececase": 28996,
 }
-"""Vocabulary by those types of Megatron-LM's tokenizers that have a single one."""
+"""Vocabulary of the tokenizer types of Megatron-LM that have only one."""
 
 _FAMILIES: Final = (
     # The first pattern that a name has in it counts: those of a version stand before those of the whole family.
@@ -85,7 +85,7 @@ _TOKENS: Final = (
     (r"deepseek", (100000, 128813)),
     (r"llama|mi[sx]tral", (32000,)),
 )
-"""Tokens of tokenizers themselves, without those that pad a model's embedding."""
+"""Numbers of tokens of tokenizers, without those that pad a model's embedding."""
 EXTRA: Final = "extra-vocab-size"
 """The argument of Pai-Megatron-Patch for the rows of the embedding beyond the tokens of the tokenizer."""
 

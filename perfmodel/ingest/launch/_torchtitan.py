@@ -31,7 +31,7 @@ SCHEDULES: Final = {
     "ZBVZeroBubble": ("zb-v", 1),
     "DualPipeV": ("dualpipe-v", 1),
 }
-"""Names in `torch.distributed.pipelining` -> ours, and the virtual stages that it takes where nothing says more."""
+"""Names in `torch.distributed.pipelining` -> perfmodel's names, with the default number of virtual stages."""
 _FAMILIES: Final = {"llama3": "llama3-", "deepseek_v3": "deepseek-v3-", "qwen3": "qwen3-", "llama2": "llama2-"}
 _FLAVORS: Final = {
     ("llama3", "405B"): "llama3.1-405b",
@@ -45,7 +45,7 @@ _FLAVORS: Final = {
     ("deepseek_v3", "236B"): "deepseek-v2",
     ("deepseek_v3", "671B"): "deepseek-v3",
 }
-"""Flavors whose model has another name in the catalog than family and size."""
+"""Flavors whose name in the catalog is not family and size."""
 _TITAN: Final = "parallelism."
 _ON_HOST: Final = "training.enable_cpu_offload"
 _ONE_DEGREE: Final = "training.data_parallel_degree"
@@ -74,13 +74,14 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
 
 
 def _stated(settings: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """A setting of parallelism, whose section was another one in 2024."""
+    """A setting of parallelism, whose section was different in 2024."""
     keys = (f"{section}.{name}" for section in ("parallelism", "training", "experimental"))
     return next((settings[key] for key in keys if key in settings), otherwise)
 
 
 def _data(settings: Mapping[str, Any]) -> Fields:
-    """Replicas times shards. Weights are gathered again for backward unless a pipeline keeps them, or the file says."""
+    """Data parallelism: replicas times shards. Weights are gathered again for backward unless a pipeline keeps them or
+    the file says so."""
     # Until August 2024 there was one degree, that of FSDP.
     shards = _stated(settings, "data_parallel_shard_degree", settings.get(_ONE_DEGREE, -1))
     copies = _stated(settings, "data_parallel_replicate_degree", 1)
@@ -192,7 +193,7 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
 
 
 def _pieces(settings: Mapping[str, Any]) -> int:
-    """Micro-batches that the pipeline makes of a local batch, where their number is what counts; else 0."""
+    """Micro-batches of a local batch in the pipeline, if the file states their number; else 0."""
     stated = next((settings[name] for name in _PIECES[:2] if name in settings), None)
     if stated is not None:
         return WHOLE.read(stated)
@@ -213,7 +214,7 @@ _DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32"})
 
 
 _FLOAT8_SWITCHES: Final = ("float8.enable_float8_linear", "training.enable_float8_linear")
-"""Before converters of models (2024)."""
+"""Switches for 8-bit products in 2024, before model converters existed."""
 
 
 def _optimizer(settings: Mapping[str, Any]) -> Fields:
@@ -250,7 +251,7 @@ _RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.select
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    """Recompute of all layers, of every n-th one as a whole, or (`op`) of all but every second product."""
+    """Recompute of all layers, of every n-th layer in full, or (`op`) of all operators except every second product."""
     fields: Fields = {}
     if _RECOMPUTE[0] in settings:
         modes = words({"none": "none", "selective": "selective", "full": "full"})
@@ -285,7 +286,7 @@ _COMPILED: Final = "torchtitan-compile"
 
 
 def _generation(fields: Fields, entries: Entries) -> str:
-    """Degrees were under `[training]` and `[experimental]` in 2024."""
+    """Framework version of a file: in 2024 degrees were under `[training]` and `[experimental]`."""
     # The two generations differ in defaults of kernels and overlap, and a file tells its own by where degrees stand.
     old_keys = ("training.tensor_parallel_degree", "training.data_parallel_degree", "training.pipeline_parallel_degree")
     old = any(name.startswith("experimental.") or name in old_keys for name in entries)
@@ -295,14 +296,14 @@ def _generation(fields: Fields, entries: Entries) -> str:
 
 
 def _compiles(settings: Mapping[str, Any]) -> Fields:
-    """Says no field but the framework (`_generation`)."""
+    """Compilation, which only determines the framework (`_generation`)."""
     for value in settings.values():
         FLAG.read(value)
     return {}
 
 
 def _write_rotation(fields: Fields) -> Mapping[str, Any]:
-    """Settings for a rotation that is not the default, which gathers."""
+    """Settings for a rotation method other than the default, all-gather."""
     return {_ROTATE[0]: "alltoall"} if fields["cp"] > 1 and fields["cp_kind"] == "ring" else {}
 
 

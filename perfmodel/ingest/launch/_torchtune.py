@@ -32,9 +32,9 @@ _LORA_KEYS: Final = (
     "model.lora_dropout",
 )
 _CATALOG_NAMES: Final = {"llama3_3_70b": "llama3_1_70b", "phi3_mini": "phi_3_mini", "phi4_14b": "phi_4"}
-"""Builders whose model the catalog has under another name."""
+"""Builders whose model has another name in the catalog."""
 _MOST_PARTS: Final = 8
-"""Parts of a builder's name at most, of which every spelling is tried."""
+"""Most parts of a builder's name for which every spelling is tried."""
 
 
 def model_name(builder: str) -> str:
@@ -65,7 +65,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
-    """Builders of models with adapters begin with `lora_` or `qlora_`."""
+    """Adapters, by builders whose names begin with `lora_` or `qlora_`."""
     name = str(settings.get(_BUILDER, "")).rpartition(".")[2]
     if not name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         return {}
@@ -99,7 +99,7 @@ def _types(settings: Mapping[str, Any]) -> Fields:
 
 
 def _sharding(settings: Mapping[str, Any]) -> Fields:
-    """FSDP shards everything, and gathers weights again for backward unless the file says otherwise."""
+    """FSDP sharding; weights are gathered again for backward by default."""
     zero = stage_of_resharding(settings.get("fsdp_reshard_after_forward"))
     return {"zero": zero} | fsdp_offload(zero, is_on(settings.get("fsdp_cpu_offload")))
 
@@ -123,7 +123,7 @@ def _in_backward(settings: Mapping[str, Any]) -> Fields:
 
 
 def _chunked(settings: Mapping[str, Any]) -> Fields:
-    """Losses that never hold all logits."""
+    """Loss functions that never hold all logits."""
     name = str(settings["loss._component_"]).rpartition(".")[2]
     # `LinearCrossEntropyLoss` takes hidden states and computes logits chunk by chunk; the older chunked losses take
     # logits, which exist as a whole by then.
@@ -137,7 +137,7 @@ def _chunked(settings: Mapping[str, Any]) -> Fields:
 
 
 _FURTHER_MODELS: Final = ("ref_checkpointer._component_", "teacher_model._component_")
-"""Models that run beside the one that is trained: a reference for preferences, a teacher."""
+"""Keys of models that run together with the trained one: a preference reference, a teacher."""
 
 
 def _further_models(settings: Mapping[str, Any]) -> Fields:

@@ -31,7 +31,7 @@ ACCUMULATION: Final = "gradient_accumulation_steps"
 PROGRAM: Final = "<script>"
 """The entry that names the Python program of a command."""
 OWN_PROGRAM: Final = "<own program>"
-"""The entry that names a training program which somebody wrote for himself (`_own_programs`)."""
+"""The entry that names a user-written training program (`_own_programs`)."""
 TENSOR: Final = "tensor_parallel_size"
 """The entry for DeepSpeed's tensor parallelism, under every name that programs have for it."""
 WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_processes", "num_machines", "world_size")
@@ -39,7 +39,7 @@ WORLD: Final = ("nproc_per_node", "nnodes", "num_nodes", "num_gpus", "num_proces
 
 
 def _number(settings: Mapping[str, Any], *names: str) -> int | None:
-    """The first of several settings that is said."""
+    """The first of several settings that is stated."""
     for name in names:
         if name in settings:
             return WHOLE.read(settings[name])
@@ -83,12 +83,12 @@ _TORCH_TYPES: Final = words(
 
 
 def half_of(settings: Mapping[str, Any]) -> str:
-    """Element type of matrix products: that of the switch that is on, else fp32."""
+    """Element type of matrix products: that of the active switch, else fp32."""
     return next((name for name in ("fp8", "bf16", "fp16") if is_on(settings.get(name))), "fp32")
 
 
 def _precision(settings: Mapping[str, Any]) -> Fields:
-    """The Trainer's switches, and the type that weights are loaded in."""
+    """Precision by the Trainer's switches, and the type that weights are loaded in."""
     fields: Fields = {"dtype": half_of(settings)}
     if is_on(settings.get(_QLORA)) and fields["dtype"] == "fp32":
         return {"dtype": "bf16"}
@@ -114,7 +114,7 @@ _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", 
 
 
 def named_model(settings: Mapping[str, Any]) -> Fields:
-    """The model by its identifier on a hub, or by the folder that it lies in.
+    """The model by its identifier on a hub, or by the name of its folder.
 
     Where the configuration is taken from another place than the weights, it says what the model is.
     """
@@ -129,7 +129,7 @@ QUANTIZED: Final = ("load_in_4bit", "load_in_8bit", "quantization_bit", "quant_b
 
 
 def bits_of(settings: Mapping[str, Any]) -> int:
-    """Bits of frozen weights, by a switch or by their number; 0 where nothing is said."""
+    """Bits of frozen weights, from a switch or a number; 0 if not stated."""
     # bitsandbytes' switches, or a number of bits that LLaMA-Factory and Swift take for either.
     if is_on(settings.get("load_in_4bit")) or is_on(settings.get(_QLORA)):
         return 4
@@ -248,7 +248,8 @@ _TRL_ADAPTERS: Final = (
 
 
 def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA as DeepSpeed-Chat says it (dschat/utils/module/lora.py): on every product of the layers; rank 0 for none."""
+    """LoRA in DeepSpeed-Chat's notation (dschat/utils/module/lora.py): on every product of the layers; rank 0 means
+    none."""
     rank = WHOLE_OR_NONE.read(settings["lora_dim"])
     if not rank:
         return {}
@@ -262,7 +263,7 @@ def _chat_adapters(settings: Mapping[str, Any]) -> Fields:
 
 
 def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA as trl's `ModelConfig` says it: only with its switch, where that is said."""
+    """LoRA in the notation of trl's `ModelConfig`; its switch, if stated, must be on."""
     if "lora_dim" in settings:
         return _chat_adapters(settings)
     stated = any(name in settings for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank"))
@@ -356,7 +357,7 @@ def _swift_tuning(settings: Mapping[str, Any]) -> Fields:
 
 
 def _swift_batches(settings: Mapping[str, Any]) -> Fields:
-    """Swift accumulates to 16 sequences a step where nothing says how often (`swift/llm/argument/train_args.py`)."""
+    """Batches of Swift, which by default accumulates to 16 sequences per step (`swift/llm/argument/train_args.py`)."""
     micro = WHOLE.read(settings.get(MICRO, 1))
     if ACCUMULATION in settings:
         return {"micro_batch": micro, "grad_accum": WHOLE.read(settings[ACCUMULATION])}

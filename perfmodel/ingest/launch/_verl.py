@@ -30,7 +30,7 @@ _OFFLOADS: Final = (
     "model.fsdp_config.offload_params",
     "engine.offload_policy",
 )
-"""Switches of states on the host: the first two together, or the last alone."""
+"""Switches for states on the host: either the first two together or the last alone."""
 _MODEL_KEYS: Final = ("model.partial_pretrain", "model.path")
 _LENGTH: Final = "data.max_length"
 _USUAL_LENGTH: Final = 1024
@@ -66,7 +66,7 @@ def _layout(settings: Mapping[str, Any]) -> Fields:
 
 
 def _batches(settings: Mapping[str, Any]) -> Fields:
-    """The global batch, and sequences of a pass: as many as stated, or as its tokens hold."""
+    """The global batch, and the sequences of a pass: as stated, or as many as its token budget holds."""
     fields: Fields = {"global_batch": WHOLE.read(settings.get(_BATCHES[0], 256))}
     dynamic = is_on(settings.get(_DYNAMIC, not _is_first_generation(settings)))
     if not dynamic:

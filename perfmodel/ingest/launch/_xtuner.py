@@ -37,9 +37,9 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 _ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {"int": int, "float": float, "round": round}
 """Functions of one number that configurations apply to sizes: `int(2048 - (336 / 14) ** 2)`."""
 _HIGHEST_POWER: Final = 8
-"""Exponents above this belong to no size, and such powers would fill the memory."""
+"""Highest accepted exponent; larger powers are no sizes and would fill the memory."""
 _LARGEST: Final = 1e15
-"""Numbers above this are of no training run, and products of them take memory."""
+"""Largest accepted number; larger ones occur in no training run, and their products would fill the memory."""
 
 
 def read_python(text: str, place: str) -> Source:
@@ -162,7 +162,7 @@ def _unknown(node: ast.expr) -> str:
 
 
 def _add(entries: dict[str, Entry], name: str, value: Any, line: int) -> None:
-    """A value, or those of a dictionary under names with dots."""
+    """Add a value, or the values of a dictionary under dotted names."""
     if not isinstance(value, dict) or not value:
         entries[name] = Entry(value, line)
         return
@@ -180,7 +180,7 @@ _BATCHES: Final = (
 )
 _OPTIMIZERS: Final = ("optim_wrapper.optimizer.type", "optim_type")
 _LORA_TABLES: Final = ("model.lora.", "model.llm_lora.")
-"""Tables of adapters: of a language model, and of that beside a vision tower."""
+"""Tables of adapters: of a language model alone, and of one with a vision tower."""
 _LORA_SETTINGS: Final = ("type", "r", "target_modules", "lora_dropout")
 _LORA_KEYS: Final = tuple(table + setting for table, setting in product(_LORA_TABLES, _LORA_SETTINGS))
 _QUANTIZED: Final = (
@@ -223,7 +223,7 @@ def _vision(settings: Mapping[str, Any]) -> Fields:
 
 
 def _frozen(settings: Mapping[str, Any]) -> Fields:
-    """Stages of LLaVA that train the projector alone freeze the language model."""
+    """Frozen language models, in the stages of LLaVA that train only the projector."""
     if not is_on(settings.get("model.freeze_llm")) or "model.llm_lora.type" in settings:
         return {}
     return {
@@ -243,7 +243,7 @@ def _objective(settings: Mapping[str, Any]) -> Fields:
 
 
 def _tower_within(settings: Mapping[str, Any]) -> Fields:
-    """Models of several parts that lie in one folder (InternVL)."""
+    """Models of several parts in one folder (InternVL)."""
     name = settings[_WHOLE]
     return {
         "model": TEXT.read(name),
@@ -257,7 +257,7 @@ def _has_keys_of(table: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
-    """LoRA, if the model has a configuration of it; frozen weights may lie in few bits."""
+    """LoRA, if the model has a configuration of it; frozen weights may be quantized."""
     # Without adapters quantized weights say nothing: such a configuration serves a model.
     if not any(name in settings for name in _LORA_KEYS):
         return {}

@@ -9,7 +9,7 @@ from perfmodel.ingest.logs._log import LoggedStep
 _SPAN_S: Final = 20.0
 """A progress bar shows whole seconds, so that step times over spans of this length are right to 5 %."""
 _LEAST_SPANS: Final = 6
-"""With fewer spans the rates of the bar say more."""
+"""Least number of spans; with fewer, the rates of the bar are more precise."""
 
 
 def timed_by_stamps(steps: Mapping[int, LoggedStep]) -> dict[int, LoggedStep]:

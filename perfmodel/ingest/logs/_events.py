@@ -166,7 +166,7 @@ _RESERVED: Final = (
     (re.compile(r"""['"]memory\(GiB\)['"]: ['"]?([\d.]+)"""), GIB),
     (re.compile(r"memory/device_reserved \(GiB\)': ([\d.]+)"), GIB),
 )
-"""Patterns of what lines say of memory, and their units. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
+"""Patterns of memory figures in lines, with their units. DeepSpeed writes GB for GiB, Composer GB for 10^9 bytes."""
 
 
 def peak_bytes(lines: Sequence[str]) -> tuple[float | None, float | None]:

@@ -31,7 +31,7 @@ class LogFormat:
     marks: re.Pattern[str]
     """Text found in every line about a step, and in no line of another framework."""
     read: Callable[[Sequence[str]], Iterator[tuple[int, LoggedStep]]]
-    """Gives (number of the line, what it says) for each line about a step."""
+    """Function that yields (line number, step) for each line about a step."""
     retime: Callable[[Mapping[int, LoggedStep]], dict[int, LoggedStep]] = dict
     """Times the steps by the log's clock, if the printed times do not cover whole steps."""
 
@@ -67,7 +67,7 @@ _FIELD_MEANINGS: Final[dict[str, tuple[str, float]]] = {
     "loss_scale": ("loss_scale", 1.0),
     "number_of_skipped_iterations": ("skipped_steps", 1.0),
 }
-"""Field of a line with bars -> field of `LoggedStep`, and by what its value is multiplied."""
+"""Field of a line with bars -> field of `LoggedStep`, and the factor on its value."""
 _WHOLE: Final = ("global_batch", "skipped_steps")
 
 
@@ -124,7 +124,7 @@ def _deepspeed_step(line: str, match: re.Match[str]) -> LoggedStep | None:
 
 
 def _bar_step(match: re.Match[str]) -> LoggedStep:
-    """A state of a progress bar: its rate is a moving mean of the last steps."""
+    """A step from a state of a progress bar, whose rate is a moving mean of the last steps."""
     rate = float(match["rate"])
     # tqdm turns its rate over where a step takes longer than a second.
     seconds: float | None = rate
@@ -135,7 +135,7 @@ def _bar_step(match: re.Match[str]) -> LoggedStep:
 
 
 def _trainer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
-    """States of the training's own bar: those of evaluations count to another total."""
+    """Steps from the training's own progress bar; bars of evaluations have another total."""
     bars: list[tuple[int, re.Match[str]]] = []
     for line_number, line in enumerate(lines):
         bar = _HF_BAR.search(line)
@@ -154,7 +154,7 @@ _COMPOSER_FIELD: Final = re.compile(r"Train ([\w/-]+):\s*(\S+)")
 
 
 def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
-    """Blocks of a head, `[batch=10/1000]:`, and a line for each metric."""
+    """Steps from blocks with a heading `[batch=10/1000]:` and a line for each metric."""
     # A block ends where the next one begins, or with the log; steps are then made of all its metrics.
     block: dict[str, str] = {}
     head_at, step = -1, 0

@@ -42,7 +42,7 @@ class LoggedStep:
     skipped_steps: int = 0
     """Steps since the line before it whose update was skipped because gradients overflowed."""
     clock_s: float | None = None
-    """When the line was written, in seconds since an arbitrary time."""
+    """Time at which the line was written, in seconds since an arbitrary origin."""
 
     def seconds_of(self, tokens_per_step: float, devices: int, global_batch: int) -> float | None:
         """Seconds per step, from the throughput where the line gives no time; None where it gives neither."""
@@ -88,7 +88,7 @@ class TrainingLog:
 
     path: str
     format: str
-    """One of `LOG_FORMATS`."""
+    """Name of the log's format, one of `LOG_FORMATS`."""
     steps: tuple[LoggedStep, ...]
     events: tuple[LogEvent, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -44,7 +44,7 @@ _NAMED: Final[dict[str, tuple[str, _Read]]] = {
     "max_target_length": ("seq_len", _whole_number),
     "global_batch_size_to_train_on": ("global_batch", _whole_number),
 }
-"""Name of a setting -> field of layout or job, and how its value is read."""
+"""Name of a setting -> field of layout or job, and the parser of its value."""
 _LINE: Final = re.compile(rf"(?<![\w-])({'|'.join(_NAMED)})\s*(?:\.{{2,}}|:|\s{{2,}})\s*(\S.*?)\s*$")
 """`name ..... value` (Megatron-LM, DeepSpeed), `name: value` (NeMo, llm-foundry, MaxText)."""
 _SENTENCES: Final = (

@@ -75,7 +75,7 @@ _PROCESSES: Final = (
     re.compile(r"^ *(\d+): "),
     re.compile(r"^([\w.-]+) ?\| "),
 )
-"""How torchrun, mpirun, Composer, nanotron, Ray, srun and Docker name the process of a line."""
+"""Patterns of the process names that torchrun, mpirun, Composer, nanotron, Ray, srun and Docker put before a line."""
 
 
 def process_of(line: str) -> str:

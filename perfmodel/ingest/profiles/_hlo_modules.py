@@ -51,7 +51,7 @@ class _Shape:
 class _Instruction:
     opcode: str
     shapes: tuple[_Shape, ...]
-    """One, or those of a tuple."""
+    """The shape, or all shapes of a tuple."""
     operands: tuple[int, ...]
     called: tuple[int, ...]
     message: Mapping[int, list[Field]]
@@ -96,7 +96,7 @@ class HloModule:
         return f"no row for {instruction.opcode}"
 
     def _fusion(self, fusion: _Instruction) -> "Row | str":
-        """A fusion around exactly one product is that product, with what is fused to it."""
+        """The row of a fusion with exactly one product, which counts as that product."""
         # Element-wise work around a product runs in its epilogue and costs little; two products have no single shape.
         products: list[_Instruction] = []
         for computation in fusion.called:

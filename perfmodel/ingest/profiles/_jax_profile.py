@@ -1,5 +1,5 @@
 """JAX profiles: `*.xplane.pb` files, the directories that `jax.profiler.trace` writes them to, and its Chrome traces
-(`*.trace.json.gz`), which are for people and say less.
+(`*.trace.json.gz`), which contain less.
 
 Activities are the events of device planes (GPU: the lines of streams; TPU: the line of XLA ops); of a profile of
 CPUs the host's events that name an HLO instruction and a device. Steps and passes are those of the host's
@@ -171,7 +171,7 @@ def _of_device(number: int, plane: XPlane) -> list[DeviceEvent]:
 
 
 def _of_cpu(plane: XPlane, path: Path) -> list[DeviceEvent]:
-    """XLA's own events on the host: a stream per device, whichever thread runs it."""
+    """XLA's own events on the host, as one stream per device regardless of the thread."""
     events = []
     for line in plane.lines:
         for event in line.events:

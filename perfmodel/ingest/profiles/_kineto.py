@@ -51,7 +51,7 @@ class KinetoFile:
     base_ns: int
     """Time of the file's zero on the clock of all ranks (`baseTimeNanoseconds`)."""
     world_size: int
-    """Ranks of a job with a single process group; 1 where there are several, or none is named."""
+    """Ranks of a job with a single process group; 1 if there are several or none is named."""
     device_name: str
     device_work: tuple[ChromeEvent, ...]
     """Kernels and copies; empty for a trace of the CPU alone."""
@@ -59,7 +59,7 @@ class KinetoFile:
     launches: dict[int, ChromeEvent]
     """Runtime calls by the correlation number of the kernels that they launch."""
     ranges: tuple[ChromeEvent, ...]
-    """User annotations."""
+    """Ranges that the user's code annotated."""
 
 
 def is_kineto(trace: ChromeTrace) -> bool:
@@ -143,7 +143,7 @@ def external_id(event: ChromeEvent) -> int | None:
 
 
 def launch_of(file: KinetoFile, event: ChromeEvent) -> ChromeEvent | None:
-    """The runtime call that launched a kernel, where the file has it."""
+    """The runtime call that launched a kernel, if the file has it."""
     return file.launches.get(integer(event.args.get("correlation", -1), "correlation", event.place, -1))
 
 
@@ -231,7 +231,7 @@ def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shif
 
 
 def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:
-    """Tags of the user's ranges at these times; a phase that they leave open follows from autograd's own calls."""
+    """Tags of the user's ranges at these times; a missing phase is derived from autograd's own calls."""
     said = tags_at((Range(e.start_us, e.end_us, parse_tags(e.name)) for e in file.ranges), at_us)
     # Most users mark no passes, but everything that autograd's engine calls belongs to the backward pass.
     backward = [Range(e.start_us, e.end_us, Tags("backward")) for e in file.operators if e.name.startswith(AUTOGRAD)]

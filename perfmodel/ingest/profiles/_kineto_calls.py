@@ -36,7 +36,7 @@ _COLLECTIVES: Final = {
     "send": ("send_recv", "In"),
     "recv": ("send_recv", "Out"),
 }
-"""Name in the trace -> collective, and on which side its size by nccl-tests' rule lies."""
+"""Name in the trace -> collective, and the side (input or output) that has its size in nccl-tests' convention."""
 _SUFFIXES: Final = ("_base", "_single", "_into_tensor_coalesced", "_tensor_coalesced", "_coalesced", "_into_tensor")
 
 
@@ -70,7 +70,7 @@ def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]
 
 
 def _timed(file: KinetoFile, skipped: Counter[str]) -> Iterator[tuple[ChromeEvent, float]]:
-    """Operators and their times: of their kernels, or their own where no device has any."""
+    """Operators with the times of their kernels, or their own times if no device has kernels."""
     if not file.device_work:
         for event in file.operators:
             if event.duration_us > 0:
@@ -114,7 +114,7 @@ def torch_op(event: ChromeEvent, around: Sequence[ChromeEvent]) -> TorchOp:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples all the way down."""
+    """Convert nested lists to tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -178,9 +178,9 @@ _NO_WORK: Final = re.compile(
     r"adaptive_avg_pool2d|stack|einsum|item|_local_scalar_dense|result_type|is_.*|lift_fresh|detach|ones|ones_like|"
     r"zeros|zeros_like|softmax|log_softmax)"
 )
-"""Operators that only look at a tensor, or call others for all that they do."""
+"""Operators that only view a tensor, or only call other operators."""
 _COLLECTIVE_CALL: Final = re.compile(r"(gloo|mpi|ccl|nccl|hccl|xccl):(\w+)")
-"""Ranges in which a backend of torch.distributed works."""
+"""Pattern of the ranges of torch.distributed backends."""
 _IGNORED: Final = ("barrier", "monitored_barrier")
 
 
@@ -220,7 +220,7 @@ def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Act
 
 
 def _of_host(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
-    """Operators that compute and lie in no other such one, and what the communication library's own threads do."""
+    """Outermost operators that compute, and the work of the communication library's own threads."""
     around = parents_of(file.operators)
     # On a CPU operators run inside one another: the innermost that does work is counted, not those that call it.
     work = []

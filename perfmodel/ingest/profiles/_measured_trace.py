@@ -61,12 +61,12 @@ class MeasuredTrace:
     """Seconds from the start of the first activity, on one clock for all devices."""
     end_s: Float[np.ndarray, " activities"]
     name: Int[np.ndarray, " activities"]
-    """Number in `names`."""
+    """Position of each activity's name in `names`."""
     names: tuple[str, ...]
     kind: Int[np.ndarray, " activities"]
-    """`ActivityKind`."""
+    """`ActivityKind` of each activity."""
     phase: Int[np.ndarray, " activities"]
-    """Number in `PHASES`, 0 where it is not known."""
+    """Index in `PHASES`; 0 if unknown."""
     stage: Int[np.ndarray, " activities"]
     micro_batch: Int[np.ndarray, " activities"]
     step: Int[np.ndarray, " activities"]
@@ -85,7 +85,7 @@ class MeasuredTrace:
 
     @property
     def n(self) -> int:
-        """Activities."""
+        """Number of activities."""
         return len(self.device)
 
     @property
@@ -138,7 +138,7 @@ class MeasuredTrace:
 
 @dataclass(frozen=True)
 class Activity:
-    """One activity as a reader finds it; times on the file's own clock."""
+    """One activity in a file; times are on the file's own clock."""
 
     device: int
     stream: int

@@ -44,7 +44,7 @@ Record = dict[str, Any]
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator, as the NVTX range around it describes it."""
+    """One call of an operator, described by the NVTX range around it."""
 
     start_ns: int
     end_ns: int
@@ -69,7 +69,7 @@ class NsysFile:
 
 
 def is_sqlite(data: bytes) -> bool:
-    """Whether bytes begin as an SQLite file does."""
+    """Whether bytes begin like an SQLite file."""
     return data.startswith(b"SQLite format 3\0")
 
 
@@ -108,12 +108,12 @@ def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[
 
 
 def launch_of(file: NsysFile, kernel: Record) -> Record | None:
-    """The runtime call that launched a kernel, where the report has it."""
+    """The runtime call that launched a kernel, if the report has it."""
     return file.launches.get((_process(kernel.get("globalPid")), kernel.get("correlationId", -1)))
 
 
 def launched_ns(file: NsysFile, kernel: Record) -> tuple[int, int]:
-    """Time and thread of a kernel's launch; its own start and thread 0 where the report lacks the call."""
+    """Time and thread of a kernel's launch; its own start and thread 0 if the report lacks the call."""
     launch = launch_of(file, kernel) or {"start": kernel["start"]}
     return launch["start"], launch.get("globalTid") or 0
 
@@ -169,7 +169,7 @@ class _Reader:
         )
 
     def _rows(self, table: str, needed: tuple[str, ...]) -> Iterator[Record]:
-        """Rows of a table; none where the report lacks it."""
+        """Rows of a table; none if the report lacks it."""
         if table not in self._tables:
             return
         cursor = self._connection.execute(f'SELECT * FROM "{table}"')
@@ -329,7 +329,7 @@ def _operator_calls(file: NsysFile) -> dict[int, list[OperatorCall]]:
 
 
 def _innermost(calls: list[OperatorCall], at_ns: int) -> OperatorCall | None:
-    """The last call to begin among those that are open (calls of a thread nest)."""
+    """The innermost open call (calls of a thread nest)."""
     # From the last call that had begun backwards: nested calls that have ended are passed over.
     for index in range(bisect_right(calls, at_ns, key=lambda call: call.start_ns) - 1, -1, -1):
         if calls[index].end_ns >= at_ns:

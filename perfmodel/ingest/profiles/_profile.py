@@ -29,7 +29,7 @@ class Call:
     family: str
     """Op family (`bmm` separately) or kind of collective; empty if the name identifies none."""
     op: Op | None
-    """The operation with its shape, where the profile says it; collectives are taken to lie within one node."""
+    """The operation with its shape, if the profile has it; collectives are assumed to lie within one node."""
     kind: ActivityKind
     device: int
     step: int
@@ -72,7 +72,7 @@ class Profile:
         return tuple(int(step[0]) if (step == step[0]).all() else -1 for step in steps)
 
     def step_s(self) -> np.ndarray:
-        """Seconds from each step's start to the next one's; of a single step to its end."""
+        """Seconds from each step's start to the next one's start; for a single step to its end."""
         parts = self.trace.steps()
         begins_s = np.array([part.start_s.min() for part in parts])
         # From start to start, so that what passes between two steps (data, logging) counts to the first of them.
@@ -123,7 +123,7 @@ def profile_of(detailed: Sequence[tuple[Activity, Detail]], place: object) -> Pr
 
 
 def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Counter[str]) -> Call:
-    """Join the kernels of one call; counts in `unread` what the profile does not say of it."""
+    """Join the kernels of one call; facts that the profile lacks are counted in `unread`."""
     # The first kernel stands for the call: where it runs, in which step and pass, and when it began.
     first, detail = min(kernels, key=lambda pair: pair[0].start_s)
     kind = first.kind
@@ -210,8 +210,8 @@ _FAMILY_NAMES: Final = (
         r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_",
     ),
 )
-"""How names of operators, kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen, Triton, and instructions of XLA
-tell what they compute; the first that fits."""
+"""Op families by patterns in names of operators, of kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen and
+Triton, and of XLA instructions; the first match counts."""
 
 
 @lru_cache(maxsize=65536)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from perfmodel.ingest._rows import Row
 
 AUTOGRAD: Final = "autograd::engine::evaluate_function"
-"""How the names of autograd's own calls begin."""
+"""Prefix of the names of autograd's own calls."""
 
 DTYPES: Final = {
     "float": "fp32",
@@ -28,7 +28,7 @@ DTYPES: Final = {
     "float16": "fp16",
     "bfloat16": "bf16",
 }
-"""Element types by the names that the profiler has for them."""
+"""Element types by their names in the profiler."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ _MAY_BE_ZERO: Final = {"causal", "window", "n_inputs", "pad_h", "pad_w", "head_d
 
 
 def _is_gradient(op: TorchOp) -> bool:
-    """Called by autograd itself; what recomputation calls stands below a layer's own operator."""
+    """Whether autograd itself called the operator; calls of recomputation are below a layer's own operator."""
     # Recomputation also runs inside of autograd's calls: there a product of the forward has its own linear or matmul in
     # between, and that of a gradient has not.
     called_by = [p for p in op.parents if p in ("aten::linear", "aten::matmul") or p.startswith(AUTOGRAD)]

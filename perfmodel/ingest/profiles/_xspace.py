@@ -116,7 +116,7 @@ def _stats(items: list[bytes], names: Mapping[int, str], path: Path) -> dict[str
 
 
 def _value(message: dict[int, list[Field]], names: Mapping[int, str]) -> Any:
-    """The one value that a statistic holds."""
+    """The value of a statistic."""
     # Fields of XStat: 2 a double, 3 and 4 integers, 5 text, 6 bytes, 7 the number of a name.
     doubles = submessages(message, 2)
     if doubles:

@@ -1,5 +1,5 @@
 """Reads and writes Chrome traces (Trace Event Format), including this package's own: of predictions (`perfmodel
-timeline`), of runs (`perfmodel run --out`) and of what it read (`perfmodel import --timeline`)."""
+timeline`), of runs (`perfmodel run --out`) and of imported profiles (`perfmodel import --timeline`)."""
 
 import gzip
 from collections.abc import Iterable, Mapping
@@ -134,7 +134,7 @@ def name_event(metadata: str, device: int, stream: int, name: str) -> dict[str, 
 
 
 def chrome_trace(events: Iterable[dict[str, Any]], description: Mapping[str, Any]) -> dict[str, Any]:
-    """A trace as the JSON object of the format; `description` says what was traced."""
+    """A trace as the JSON object of the format; `description` states what was traced."""
     return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": description}
 
 
@@ -171,7 +171,8 @@ def read_own(path: Path) -> list[Activity]:
 
 
 def _own_activity(event: ChromeEvent) -> Activity:
-    """An event of a trace of this package as an activity (raises `TableError` for one that it never writes)."""
+    """Convert an event of a trace of this package to an activity; raises `TableError` for events that it never
+    writes."""
     device = integer(event.pid, "pid", event.place)
     stream = integer(event.tid, "tid", event.place)
     fields = event.args

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def text(table: "pd.DataFrame", name: str, default: str = "") -> np.ndarray:
-    """A column as `str` objects [n]; `default` where empty or absent."""
+    """A column as `str` objects [n]; `default` if empty or absent."""
     if name not in table:
         return np.full(len(table), default, object)
     column: Any = table[name]
@@ -24,7 +24,7 @@ def text(table: "pd.DataFrame", name: str, default: str = "") -> np.ndarray:
 
 
 def number(table: "pd.DataFrame", name: str, default: float = np.nan) -> Float64[np.ndarray, "n"]:
-    """A column as float64 [n]; `default` where empty, absent, infinite or not a number."""
+    """A column as float64 [n]; `default` if empty, absent, infinite or not a number."""
     import pandas as pd
 
     if name not in table:

@@ -30,7 +30,7 @@ class Column:
     unit: str = ""
     meaning: str = ""
     kind: TableKind | None = None
-    """The kind of tables that have it; None: both have."""
+    """The kind of tables that have it; None: both kinds."""
 
 
 def _word(meaning: str, kind: TableKind | None = None) -> Column:
@@ -68,10 +68,10 @@ COLUMNS: Final[dict[str, Column]] = {
     "dtype": _word("element type, such as bf16"),
     "pass": _word("fwd, bwd, dgrad or wgrad; fwd if empty", "compute"),
     "software": _word("library and version"),
-    "variant": _word("implementation, where there are several", "compute"),
+    "variant": _word("implementation, if there are several", "compute"),
     "layout": _word("order of the operands of a product", "compute"),
-    "out_dtype": _word("element type of the result, where it is another", "compute"),
-    "phase": _word("part of a step that the kernel is timed in", "compute"),
+    "out_dtype": _word("element type of the result, if different", "compute"),
+    "phase": _word("state of the machine in which the kernel was timed", "compute"),
     "interconnect": _word("links, as 'NVLink3 + InfiniBand HDR'", "collective"),
     "collective": _word("all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or p2p", "collective"),
     "algorithm": _word("algorithm that the run is forced to use", "collective"),
@@ -87,7 +87,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "ranks_per_node": _at_least(0, "", "ranks within a node", "collective"),
     "bytes": _at_least(0, "bytes", "size of the buffer", "collective"),
 }
-"""Every column with a meaning; others are carried along untouched."""
+"""Columns with a meaning; other columns are kept unchanged."""
 
 REQUIRED: Final[dict[TableKind, tuple[str, ...]]] = {
     "compute": ("device", "op_family", "dtype", "time_us"),
@@ -185,7 +185,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "name": ("text", "devices of the run, if layout is given as one column"),
     # What came out: one of the first three is needed.
     "measured_iter_time_s": ("s", "time of a step"),
-    "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
+    "measured_tokens_per_s_per_device": ("tokens/s", "throughput, if no time is stated"),
     "measured_tflops_per_device": (
         "TFLOP/s",
         "FLOP/s as the authors count them; together with the throughput this reveals multi-token-prediction modules",
@@ -193,7 +193,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "measured_mfu": ("share", "model FLOP/s as a share of the peak"),
     "measured_hfu": ("share", "the same, with recomputation counted"),
     "measured_peak_memory_gb": ("GB", "peak memory of a device"),
-    "memory_unit": ("text", "GiB where the column before holds these"),
+    "memory_unit": ("text", "GiB, if the peak is stated in GiB"),
     "memory_kind": ("text", "how the peak was measured: allocated, reserved or the driver's figure"),
 }
 """Columns that a table of runs may have: unit or kind of their values, and meaning."""

@@ -33,7 +33,7 @@ def checkpoint(program: Program, layers: Collection[int] | None = None) -> Progr
 
 
 class _Recomputation:
-    """Forward values that are to be recomputed, and the names of those that have been."""
+    """Forward values to recompute, and the names of those already recomputed."""
 
     def __init__(self, function: Function, layers: Collection[int] | None) -> None:
         self._maker: dict[str, Instruction] = {}

@@ -44,7 +44,7 @@ class Degrees:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
-    """Ranks that share out the experts; they also share the batch, beside the `data` replicas."""
+    """Ranks that divide the experts among them; together with the `data` replicas they also divide the batch."""
     micro_batches: int = 1
     schedule: str = "1f1b"
     """Name of a registered pipeline schedule."""

@@ -1,5 +1,5 @@
-"""The parallel dimensions that spread tensors: data (with ZeRO), tensor and expert parallelism; and what tensor
-parallelism asks of weights: Megatron-LM's axes, found from the data flow, and vocabularies that divide."""
+"""The parallel dimensions that spread tensors: data (with ZeRO), tensor and expert parallelism; and the preparation of
+weights for tensor parallelism: Megatron-LM's axes, derived from the data flow, and padded vocabularies."""
 
 from dataclasses import replace
 
@@ -121,7 +121,7 @@ def data_parallel(
 
 
 def _batch(program: Program, parts: int) -> dict[str, Sharding]:
-    """Data sharded along their batch axis."""
+    """Shardings of data along their batch axis."""
     shardings: dict[str, Sharding] = {}
     for tensor in program.inputs_of("data"):
         if tensor.batch_axis is not None:

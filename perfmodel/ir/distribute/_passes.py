@@ -64,7 +64,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
 
 
 def _input_shardings(program: Program, parts: int) -> dict[str, Sharding]:
-    """Sharding of the function's parameters: data along their batches, all else the same for every micro-batch."""
+    """Sharding of the function's parameters: data along their batch axes, all others the same for every micro-batch."""
     sharding: dict[str, Sharding] = {p.name: REPLICATED for p in program.function.parameters}
     if parts == 1:
         return sharding
@@ -80,7 +80,7 @@ def _input_shardings(program: Program, parts: int) -> dict[str, Sharding]:
 
 
 def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
-    """Refuse what is returned but cannot be added up from micro-batch to micro-batch."""
+    """Refuse returned values that cannot be summed over micro-batches."""
     for tensor in program.outputs:
         for piece in tensor.pieces:
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
@@ -91,7 +91,7 @@ def _check_returned(program: Program, sharding: Mapping[str, Sharding]) -> None:
 
 
 def _cut(name: str, axis: int, size: int, tag: Tag) -> Instruction:
-    """The slice of a replicated value that the first micro-batch takes; `for_micro_batch` moves it for the others.
+    """The slice of a replicated value for the first micro-batch; `for_micro_batch` moves it for the others.
 
     Passes run on devices of their own, so each pass and layer has its own slice.
     """
@@ -136,7 +136,7 @@ def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tupl
 
 
 PassKind = tuple[Phase, int, int]
-"""A phase, the stage that runs it, and the slice of the sequence (0 where none is cut)."""
+"""A phase, the stage that runs it, and the slice of the sequence (0 if it is not sliced)."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
 def _halves(
     function: Function, body: tuple[Instruction, ...]
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """A stage's backward pass as what other stages wait for (input gradients) and the rest (weight gradients)."""
+    """Split a stage's backward pass into input gradients, which other stages wait for, and weight gradients."""
     # Zero-bubble schedules delay weight gradients: only input gradients are on the path to the stage
     # before.
     own_values = set(chain.from_iterable(instruction.outputs for instruction in body))

@@ -83,7 +83,7 @@ def _check(program: Program, schedule: Schedule) -> None:
 
 
 class _Pipeline:
-    """State of writing the pipelined program down.
+    """State of the construction of a pipelined program.
 
     A value of the original program is known as (name, micro-batch of whole sequences); -1 stands for what all of
     these share. `_holders` has the new value that holds it on each device.
@@ -138,7 +138,7 @@ class _Pipeline:
         return Program(function, inputs, tuple(outputs))
 
     def _place_inputs(self) -> tuple[GlobalTensor, ...]:
-        """A copy of every input on each device that uses it; data comes cut into micro-batches."""
+        """Copy every input to each device that uses it; data is divided into micro-batches."""
         # A weight used by two stages (tied embeddings) and a stage that two devices have (bidirectional schedules)
         # need copies.
         devices = self._input_devices()
@@ -161,7 +161,7 @@ class _Pipeline:
         return tuple(inputs)
 
     def _placed(self, name: str, copy: str, device: int) -> list[Piece]:
-        """Parameters of a copy on a device: the whole of it, or one per micro-batch where these cut it."""
+        """Parameters of a copy on a device: the whole value, or one per micro-batch if it is divided."""
         tensor, spread = self._program.types[name].on(device), self._sharding[name]
         # Only data are cut by micro-batch; weights, states and constants are shared by all.
         if not isinstance(spread, Sharded):
@@ -197,7 +197,7 @@ class _Pipeline:
         return devices
 
     def _updated_pass(self, index: int) -> list[tuple[str, int]]:
-        """A pass, and the update of its device's weights that follows it where the schedule has one."""
+        """Write a pass, and the update of its device's weights if the schedule has one after it."""
         if self._weights is None:
             return self._pass(index)
         # Which version of the weights a pass reads was decided when it entered the pipeline.
@@ -258,7 +258,7 @@ class _Pipeline:
             self._fetch(name, k, self._device_of[phase, stage, k * self._schedule.slices + part])
 
     def _fetch(self, name: str, k: int, device: int) -> str:
-        """The value that holds `name` of micro-batch k on a device, sent there if it is not yet."""
+        """The value that holds `name` of micro-batch k on a device, sent there if necessary."""
         if self._weights is not None and name in self._weights:
             return self._weights.value(name, device)
         return self._value_on(name, k, self._holders.get((name, k)) or self._holders[name, -1], device)
@@ -288,7 +288,7 @@ class _Pipeline:
         return Instruction("send", (value,), (f"{value}.p{device}",), attributes(to=device), tag)
 
     def _total(self, name: str) -> dict[int, str]:
-        """Return a value as updates use it: summed over devices where several hold partial sums."""
+        """Return a value for updates: summed over devices if several hold partial sums."""
         # What is neither summed nor shared exists only if there is a single micro-batch.
         key = (name, -1) if name in self._summed or (name, -1) in self._holders else (name, 0)
         holders = self._holders[key]
@@ -338,5 +338,5 @@ def _start(rank: int, axis: int, at: int) -> tuple[int, ...]:
 
 
 def _moved(piece: Piece, start: Sequence[int]) -> Piece:
-    """The piece, of a piece that begins at `start`."""
+    """A piece with its start moved by that of the enclosing piece."""
     return Piece(piece.value, tuple(a + b for a, b in zip(piece.start, start, strict=True)))

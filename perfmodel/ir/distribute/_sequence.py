@@ -10,7 +10,7 @@ from perfmodel.ir import OPS, Function, GlobalTensor, Instruction, Parameter, Pi
 from perfmodel.ir.op_definition import REPLICATED, Partial, Sharded, Sharding, ShardingQuery
 
 _SEQUENCE: Final = Sharded(1)
-"""Axis of the sequence of what attention takes: [batch, sequence, width]."""
+"""Sequence axis of the operands of attention: [batch, sequence, width]."""
 
 
 def sequence_slices(program: Program, count: int) -> Program:
@@ -47,7 +47,7 @@ class _Slicing:
         self._backward: list[list[Instruction]] = [[] for _ in range(count)]
         self._update: list[Instruction] = []
         self._wanted: set[str] = set()
-        """Values that are needed whole, after the last slice."""
+        """Values that are needed as a whole, after the last slice."""
 
         # Updates, losses and returned gradients need sums over all slices; other values may stay cut.
         for instruction in program.function.instructions:
@@ -85,7 +85,7 @@ class _Slicing:
         return Program(new, tuple(map(self._pieces, program.inputs)), outputs)
 
     def _parameter(self, name: str) -> list[Parameter]:
-        """Data a slice each, all else whole."""
+        """Parameters of the sliced program: one per slice for data, the whole value for all others."""
         tensor = self._types[name]
         data: set[str] = set()
         for whole_input in self._program.inputs_of("data"):
@@ -163,7 +163,7 @@ class _Slicing:
             self._write(j, replace(i, inputs=tuple(parts[: j + 1]), outputs=(results[j],)))
 
     def _attention_gradient(self, i: Instruction) -> None:
-        """A slice's gradient: the sum of what its own attention and that of all later slices give."""
+        """A slice's gradient: the sum of those from its own attention and from all later slices."""
         parts, result_gradients = (self._names[name] for name in i.inputs)
         gradients = self._names[i.outputs[0]]
         # The backward of slice j gives gradients of the keys and values of slices 0 to j. Last slice first, so when it
@@ -184,7 +184,7 @@ class _Slicing:
                 from_later[k] = total
 
     def _accumulate(self, name: str, part: str, j: int, tag: Tag) -> None:
-        """Add a slice's share of a sum that is needed whole; the last total has the name of the sum."""
+        """Add a slice's share of a complete sum; the last total has the name of the sum."""
         # The running total has the sum's own name only at the end, where updates and outputs look for it.
         order = list(self._slices(tag))
         first, last = order[0], order[-1]
@@ -196,7 +196,7 @@ class _Slicing:
         self._write(j, Instruction("accumulate", (sofar, part), (total,), (), tag))
 
     def _complete_value(self, name: str, tag: Tag) -> str:
-        """Return a value as an update uses it: sums are complete after the last slice, parts are joined."""
+        """Return a value for updates: sums are complete after the last slice, parts are joined."""
         spread = self._spread[name]
         if isinstance(spread, Sharded):
             joined = Instruction("concat", tuple(self._names[name]), (name,), attributes(axis=spread.axis), tag)

@@ -49,7 +49,7 @@ class Plan:
     suffix: str
     """Letter that names the dimension: part 0 of %w is %w.t0."""
     inputs: Mapping[str, Sharding]
-    """Sharding of the values that hold an input tensor, by the value; replicated where none is given."""
+    """Sharding of the values that hold an input tensor, by value; replicated by default."""
     outputs: Mapping[str, Sharding] = field(default_factory=dict)
     """Sharding that a returned value must have, by the value; otherwise any but partial sums."""
     stride: int = 1
@@ -63,7 +63,8 @@ class Plan:
     scatter_gradients: bool = False
     """Gradients are sharded as soon as they are accumulated (ZeRO 2 and 3)."""
     representative: bool = False
-    """Only the first part is written down: enough to simulate, as all parts do the same at the same time."""
+    """Whether only the first part is written, which is enough for simulation because all parts do the same at the same
+    time."""
 
     @property
     def written(self) -> int:
@@ -192,7 +193,7 @@ class _Spreading:
         return tuple(parts)
 
     def _moved(self, values: Attributes, part: int) -> Attributes:
-        """Attributes whose devices are those of a part."""
+        """Attributes with the devices of a part."""
 
         def moved(value: Any) -> Any:
             return tuple(map(moved, value)) if isinstance(value, tuple) else self._device(value, part)

@@ -27,7 +27,7 @@ class Versions:
         """Versions of each weight, in order."""
         self._device_of: dict[str, int] = {}
         self._backwards: dict[int, int] = defaultdict(int)
-        """Micro-batches whose backward each device has done since its last update."""
+        """Micro-batches whose backward each device has run since its last update."""
         self._index = 0
 
     def __contains__(self, name: str) -> bool:

@@ -27,7 +27,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class KernelCall:
-    """The settings of a kernel call besides its operands."""
+    """The settings of a kernel call other than its operands."""
 
     attributes: Values
     outputs: Outputs
@@ -42,7 +42,7 @@ class KernelCall:
 
 
 def conv2d(x: Array, w: Array, call: KernelCall) -> Array:
-    """[n, c, h, w] with kernels [o, c / groups, k, l]."""
+    """Convolution of [n, c, h, w] with kernels [o, c / groups, k, l]."""
     return jax.lax.conv_general_dilated(
         x,
         w,
@@ -116,7 +116,7 @@ def _softmax_grad(y: Array, dy: Array, call: KernelCall) -> Array:
 
 
 def _local_rows(ids: Array, rows: int, call: KernelCall) -> tuple[Array, Array]:
-    """Row numbers within this shard, and which of them are here."""
+    """Row numbers within this shard, and whether each lies in it."""
     # Megatron-LM's vocabulary-parallel look-up: rows of other shards read row 0 and are masked, so shapes stay
     # static.
     local = ids - call.get("offset", 0)
@@ -206,7 +206,7 @@ def _constant(call: KernelCall) -> Array:
 
 
 def _plain(function: Callable[..., Array]) -> Kernel:
-    """A kernel that needs nothing but its operands."""
+    """A kernel that needs only its operands."""
     return lambda *arrays, call: function(*arrays)
 
 
@@ -308,7 +308,7 @@ PLAIN: Final = frozenset(
         *("matmul_weight_grad", "reshape", "transpose", "slice", "unsqueeze", "sgd", "adam"),
     }
 )
-"""Kernels that are made of arrays' own operations, so that they take NumPy's arrays as well as JAX's."""
+"""Kernels made of array methods, so that they accept NumPy arrays as well as JAX arrays."""
 
 
 JAX_DTYPES: Final = {"fp64": "float64", **programs.JAX_DTYPES, **{name: name for name in INTEGER_DTYPES}}
@@ -316,7 +316,7 @@ JAX_DTYPES: Final = {"fp64": "float64", **programs.JAX_DTYPES, **{name: name for
 
 
 def jax_dtype(tensor: Tensor) -> str:
-    """JAX's name of a tensor's dtype, which is torch's too.
+    """JAX's name of a tensor's dtype, which is also torch's.
 
     Raises:
         PerfModelError: a dtype that programs cannot be executed in.

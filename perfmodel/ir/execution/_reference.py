@@ -22,9 +22,9 @@ from perfmodel.timeline import double_precision
 from perfmodel.units import require_seed
 
 Arrays = Sequence[Any]
-"""Arrays of JAX (from compiled kernels) or NumPy (from collectives and plain kernels); each takes the other's."""
+"""Arrays of JAX (from compiled kernels) or NumPy (from collectives and plain kernels), which are interchangeable."""
 _OF_NUMPY: Final = ("fp64", "fp32")
-"""Dtypes that NumPy adds up as JAX does; in shorter ones NumPy rounds at every step."""
+"""Dtypes that NumPy sums as JAX does; in narrower ones NumPy rounds at every step."""
 
 
 def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

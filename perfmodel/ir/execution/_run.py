@@ -34,7 +34,7 @@ class Run:
     """Measured times of every run, in the structure by which the program would be simulated."""
     program: ProgramStructure
     interference: Float[np.ndarray, " runs"]
-    """Share of the processor time during each run that other work took."""
+    """Share of processor time taken by other processes during each run."""
     clock_offset_s: Float[np.ndarray, " ranks"]
     """Seconds by which each rank's clock was ahead of rank 0's, taken out of the times."""
 
@@ -126,7 +126,7 @@ def run(
 
 
 def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]], float]:
-    """Run once; return the ranks' notes, and the share of the processor time that others took meanwhile."""
+    """Run once; return the ranks' records, and the share of processor time taken by other processes."""
     meter = machine_meter()
     # Processor time of this process and its ranks is ours; whatever else the machine spent meanwhile disturbed the
     # run.
@@ -187,7 +187,7 @@ def _timeline(
     record: list[tuple[list[float], list[float]]],
     offset_s: Float[np.ndarray, " ranks"],
 ) -> Timeline:
-    """A run's times as a timeline that begins when the first rank does."""
+    """Convert a run's times to a timeline that starts with the first rank."""
     # All times on rank 0's clock, counted from the first instruction that any rank reaches.
     structure = prepared.structure
     start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
@@ -209,7 +209,7 @@ def _timeline(
 def _fill_joins(
     pred: Int[np.ndarray, "ops 2"], joins: Int[np.ndarray, " joins"], start_s: np.ndarray, end_s: np.ndarray
 ) -> None:
-    """Joins take no time: they are when the later of their predecessors ends."""
+    """Fill in joins, which take no time and happen when the last of their predecessors ends."""
     # Joins are numbered after what they join, so one pass in order fills them all.
     for join in joins.tolist():
         ends = [end_s[p] for p in pred[join].tolist() if p >= 0]

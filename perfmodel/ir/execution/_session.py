@@ -27,7 +27,8 @@ from perfmodel.timeline import double_precision
 
 _AXIS: Final = "rank"
 Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]
-"""A collective on one rank: takes the rank's operand (None if it has none) and returns its values, the result first."""
+"""Function for a collective on one rank: takes the rank's operand (None if it has none) and returns its values, the
+result first."""
 
 
 def _reduced(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
@@ -52,8 +53,8 @@ def _all_gather(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...])
 
 
 def _send(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Send and acknowledge, so that the sender too is done when the message has arrived, not when the system has
-    taken a copy of it: an instruction of several devices runs on all of them at once (DistIR, section 2.1)."""
+    """Send and acknowledge, so that the sender also finishes when the message has arrived, not when the system has
+    copied it: an instruction of several devices runs on all of them at once (DistIR, section 2.1)."""
     received = lax.ppermute(x, _AXIS, [(0, 1)])
     return received, lax.ppermute(received.ravel()[:1], _AXIS, [(1, 0)])
 
@@ -116,7 +117,7 @@ class _Step(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     dead: tuple[str, ...]
-    """Values that nothing after this step needs."""
+    """Values that no later step needs."""
 
 
 class ProgramSession(RankSession):
@@ -239,7 +240,7 @@ class ProgramSession(RankSession):
 
 
 def _in_double(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """The call in 64 bits, whatever its process computes in besides: it may be the user's own."""
+    """Run the call in 64 bits, without changing the precision of the process, which may be the user's own."""
 
     def in_double(*operands: Any) -> Sequence[Any]:
         with double_precision():

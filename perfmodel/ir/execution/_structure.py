@@ -35,7 +35,7 @@ class ProgramStructure:
     instruction: Int[np.ndarray, " ops"]
     """Number of the instruction that each op belongs to, -1 for joins."""
     events: tuple[Event, ...]
-    """Events by class."""
+    """Events of each class of instructions."""
 
 
 def program_structure(function: Function, cluster: Cluster | None = None) -> ProgramStructure:
@@ -63,7 +63,7 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
 
 
 class _Nodes:
-    """One node per instruction and device, preceded by a meeting node where there are several devices."""
+    """One node per instruction and device, preceded by a join node if there are several devices."""
 
     def __init__(self, function: Function, cluster: Cluster | None) -> None:
         self._function = function
@@ -120,7 +120,7 @@ class _Nodes:
         return np.concatenate(sources), np.concatenate(destinations)
 
     def _across_streams(self) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
-        """Producer and user nodes of values used on another stream than the one that makes them."""
+        """Producer and user nodes of values used on a stream other than the one that makes them."""
         instructions = self._function.instructions
         # On a single stream program order implies data order.
         if len({i.tag.stream for i in instructions}) < 2:
@@ -172,7 +172,7 @@ class _Events:
 
     def __init__(self, function: Function, cluster: Cluster | None) -> None:
         self.numbers: dict[Event, int] = {_NOTHING: 0}
-        """Class of each event, in the order in which they were met."""
+        """Class of each event, in the order of first occurrence."""
         self._types, self._cluster = function.types, cluster
         # Ranks that are not written down are there nevertheless.
         # How far a group reaches over nodes depends on how many devices there are in all.
@@ -204,7 +204,7 @@ class _Events:
     def _new(
         self, instruction: Instruction, group: tuple[int, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
     ) -> int:
-        """Return the class of an instruction not met before; different instructions may still share one."""
+        """Return the class of a new instruction; different instructions may share one."""
         # The devices that the written one stands for: its group as it would be written out.
         n, stride = instruction.attribute("replicas", (1, 1))
         group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
@@ -225,7 +225,7 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _kind(instruction: Instruction) -> Kind:
-    """Kind of an instruction's events: collectives beside the compute stream are the data-parallel ones."""
+    """Kind of an instruction's events; collectives outside the compute stream are data-parallel ones."""
     op, tag = instruction.op, instruction.tag
     backward = tag.phase == "backward"
     # Tensor-parallel collectives stay on the compute stream, as parts of the passes that wait for them.

@@ -18,7 +18,7 @@ from perfmodel.measure.ranks import Place
 from perfmodel.ops.programs import torch_module
 
 TorchTensor = Any
-"""A `torch.Tensor`; torch is there only with the extra."""
+"""A `torch.Tensor`; torch is installed only with the extra."""
 
 
 def _dist() -> Any:
@@ -134,7 +134,7 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
 
 
 def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
-    """Send and acknowledge, so that the sender too ends when the message has arrived (as in `_session._send`)."""
+    """Send and acknowledge, so that the sender also finishes when the message has arrived (as in `_session._send`)."""
     # The acknowledgement goes the other way, so neither side is done before both are.
     torch, dist = torch_module(), _dist()
     acknowledgement = torch.zeros(1, device=x.device)

@@ -57,7 +57,7 @@ RankEvent = Kernel | Transfer
 _CARRIED_BY: Final = dict.fromkeys(("broadcast", "reduce", "reduce_scatter", "scatter"), "all_reduce") | {
     "gather": "all_gather"
 }
-"""Collective by which ranks on CPUs carry out each of the others."""
+"""Collective with which ranks on CPUs carry out each of the others."""
 
 
 def rank_events(function: Function, cluster: Cluster) -> list[RankEvent]:
@@ -147,7 +147,7 @@ def _kernel(event: Kernel, rank: int) -> Called:
 
 
 def _transfer(event: Transfer) -> Called:
-    """The transfer's own call between its ranks, with its operand in one dimension."""
+    """The call of a transfer between its ranks, with a one-dimensional operand."""
     ranks = event.ranks
     # A multiple of the ranks, so that an all-to-all can cut it.
     elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks

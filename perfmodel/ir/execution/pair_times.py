@@ -65,14 +65,14 @@ _ALGORITHMS: Final = {
 
 PAIR: Final = 2
 TINY_BYTES: Final = 64
-"""A message whose time is the latency."""
+"""Size of a message whose time is the latency."""
 _POINTS_PER_DECADE: Final = 3
 _KERNEL_ROUNDS: Final = 30
 _TRANSFER_ROUNDS: Final = 7
 _ROW: Final = 3
 
 Link = tuple[str, bool]
-"""Kind of a transfer, and whether it leaves its host."""
+"""Kind of a transfer, and whether it leaves the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class PairTimes:
     call_s: float
     """A rank's own work for the call of a transfer."""
     core_factor: float = 1.0
-    """Slowdown of work on cores between messages, relative to its measurement; found from whole programs."""
+    """Slowdown of work on cores between messages, relative to its measurement; fitted to whole programs."""
 
     def time(self, event: RankEvent) -> EventTime:
         """Time of an event on each of its ranks.

@@ -151,7 +151,7 @@ def _pool2d_grad(torch: Any, x: Any, dy: Any, call: KernelCall) -> Any:
 
 
 def _local(torch: Any, ids: Any, rows: int, call: KernelCall) -> tuple[Any, Any]:
-    """Row numbers within this shard, and which of them are here."""
+    """Row numbers within this shard, and whether each lies in it."""
     local = ids.long() - call.get("offset", 0)
     is_local = (local >= 0) & (local < rows)
     return torch.where(is_local, local, 0), is_local
@@ -228,13 +228,13 @@ def _take(torch: Any, x: Any, index: Any, call: KernelCall) -> Any:
 
 
 def _pad(torch: Any, x: Any, call: KernelCall) -> Any:
-    """torch counts axes from the last."""
+    """Pad a tensor; torch counts axes from the last."""
     sizes = [0, 0] * (x.dim() - 1 - call["axis"] % x.dim()) + [call["before"], call["after"]]
     return torch.nn.functional.pad(x, sizes, value=call.get("value", 0))
 
 
 def _plain(name: str) -> Callable[..., Any]:
-    """The function of torch that takes just the operands."""
+    """A kernel that calls a torch function with only the operands."""
     return lambda torch, *tensors, call: getattr(torch, name)(*tensors)
 
 

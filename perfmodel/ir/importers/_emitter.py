@@ -10,11 +10,11 @@ from perfmodel.ir import INTEGER_DTYPES, Builder, Shape, attributes
 from perfmodel.ir.importers._graph import Array
 
 _LARGEST_CONSTANT: Final = 1 << 16
-"""Elements of the largest constant tensor that is written into a program."""
+"""Most elements of a constant tensor that is written into a program."""
 
 
 _MOVING: Final = ("concat", "pad", "reshape", "transpose", "slice")
-"""Ops whose results have elements of their operands."""
+"""Ops whose results consist of elements of their operands."""
 
 
 class CannotMapError(Exception):
@@ -43,7 +43,7 @@ class Ref:
     name: str
     layer: int = -1
     unstopped: bool = False
-    """A maximum whose gradient the IR does not know, and which no `stop_gradient` has met yet."""
+    """Whether the value is a maximum that the IR cannot differentiate and that no `stop_gradient` has protected yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Emitter:
     def __init__(self, builder: Builder, differentiable: bool) -> None:
         self.builder = builder
         self.differentiable = differentiable
-        """Whether the gradient will be wanted, so that every op must have the right one."""
+        """Whether gradients will be needed, so that every op must have a correct one."""
         self._transposed: dict[str, tuple[Ref, tuple[int, ...]]] = {}
 
     def shape(self, ref: Ref) -> Shape:
@@ -119,8 +119,8 @@ class Emitter:
             return [Ref(name, layer) for name in self.builder.emit(op, names, hints, attributes(**values))]
 
     def settle_layers(self) -> None:
-        """Give every instruction a layer: those of no layer (before the first, or on weights without a number) join the
-        first that needs what they compute. Layers are then numbered without gaps."""
+        """Give every instruction a layer: those without a layer (before the first, or on weights without a number) join
+        the first layer that uses their results. Layers are then numbered without gaps."""
         # An embedding of positions or a mask depends on no numbered weight; on a pipeline it should sit where it is
         # used.
         instructions, first_use = self.builder.instructions, dict[str, int]()
@@ -155,7 +155,8 @@ class Emitter:
         return self.op("constant", dtype=dtype, value=_nested(array.tolist()), device=0)
 
     def known_elements(self, ref: Ref) -> np.ma.MaskedArray:
-        """A value whose elements that depend on inputs are masked: of a join of known ones and data, the known remain.
+        """The known elements of a value, such as a join of known values and data; elements that depend on inputs are
+        masked.
 
         Only ops that move elements are followed.
         """
@@ -215,7 +216,7 @@ class Emitter:
         return [Ref(name, ref.layer) for name in names]
 
     def materialised(self, ref: Ref, array: Array) -> Ref:
-        """The value in its full shape, where it was only broadcast."""
+        """The value in its full shape, without implicit broadcasting."""
         if self.shape(ref) == array.shape:
             return ref
         if array.n_elements > _LARGEST_CONSTANT:

@@ -24,13 +24,15 @@ from perfmodel.ir.models import ModelBuilder
 
 # `layers.3.attn`, `/encoder/block.3/`, `h_3.weight`; not `embedding_1` at the end of a name.
 _LAYER = re.compile(r"(?:^|[./])(\d+)(?=[._/]|$)|_(\d+)(?=[._/])")
-"""A number between separators; one at the end after an underscore only tells names apart (`embedding_1`)."""
+"""Pattern of a layer's number: between separators, but not at the end after an underscore, which only distinguishes
+names (`embedding_1`)."""
 _MOST_LAYERS = 1 << 16
-"""Layers of one stack, at most; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on there."""
+"""Most layers of one stack; the numbers of the next stack (`layer2.0` after `layer1.3`, a decoder after its encoder)
+continue there."""
 
 
 class Graph:
-    """A graph on its way to a program."""
+    """A foreign graph while it is converted to a program."""
 
     def __init__(self, name: str) -> None:
         self.name = re.sub(r"\W", "_", name) or "graph"
@@ -40,7 +42,7 @@ class Graph:
         self.values: dict[str, Any] = {}
         """Item of each value of the foreign graph, or a list of items."""
         self.missing: dict[str, tuple[str, str, int]] = {}
-        """Ops that could not be mapped: why, the first node, and how many nodes there are."""
+        """Ops that could not be mapped: the reason, the first node, and the number of nodes."""
         self._batch = 0
         self._stacks: list[str] = []
         self._products = 0
@@ -75,7 +77,7 @@ class Graph:
         self.values[name] = Ref(label)
 
     def input(self, name: str, dtype: str, shape: Sequence[int | None], values: dict[str, Any]) -> None:
-        """Read an input of the graph: known if `values` has it (from where it is taken), otherwise data.
+        """Read an input of the graph: a known value if `values` has it (it is then removed there), otherwise data.
 
         An input without elements (a cache before the first token) holds nothing that could be data: it is known too.
         """
@@ -129,7 +131,7 @@ class Graph:
         return self._in_order(items, before)
 
     def _in_order(self, items: list[Any], before: int) -> list[Any]:
-        """Number the layers in order where no name tells them: every product with a weight begins one."""
+        """Number the layers in order if names do not state them; every product with a weight begins a layer."""
         # Names with numbers say what the layers are; without any, each product with a weight starts a new one.
         if self._stacks:
             return items
@@ -204,7 +206,7 @@ def _without_dead(program: Program) -> Program:
 
 
 def label_of(name: str) -> str:
-    """A name as the text form has it."""
+    """Convert a name to the text form."""
     return re.sub(r"[^\w.]", "_", name)
 
 
@@ -273,7 +275,7 @@ def separate_projections(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class _Chain:
-    """A product, what follows it up to a split, and which parameters are cut along which axis."""
+    """A product, the ops between it and a split, and the axis along which each parameter is cut."""
 
     steps: tuple[Instruction, ...]
     cut: dict[str, int]
@@ -306,7 +308,8 @@ class _Chain:
 def _chain(
     split: Instruction, maker: dict[str, Instruction], uses: Counter[str], weights: frozenset[str], program: Program
 ) -> _Chain | None:
-    """Return the chain from a product with a weight to a split of its last axis, if it leads to nothing else."""
+    """Return the chain from a product with a weight to a split of its last axis, if its results are not used
+    elsewhere."""
     types = program.types
     if split.op != "split" or split.attribute("axis") != types[split.inputs[0]].rank - 1:
         return None

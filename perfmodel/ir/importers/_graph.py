@@ -83,8 +83,8 @@ class Array:
 
 
 Role = Literal["pointwise", "reduction", "view", "kernel", "collective", "loop", "unmapped", "effect"]
-"""`pointwise` and `reduction` fuse; a `view` (reshape, transpose, broadcast, slice) is read in place by what
-uses it; the others are events of their own. An `effect` is unmapped and happens whether its results are used or not."""
+"""`pointwise` and `reduction` fuse; a `view` (reshape, transpose, broadcast, slice) is read in place by its users; the
+others are separate events. An `effect` is unmapped and happens whether its results are used or not."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -96,7 +96,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """An operation."""
+    """An operation of an imported graph."""
 
     name: str
     role: Role
@@ -121,8 +121,8 @@ class Region:
 def unknown(
     name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], flops: float | None = None, acts: bool = False
 ) -> Node:
-    """Add an operation that no kernel family covers, with its FLOPs where they are known; `acts` says whether it runs
-    even if nothing uses its result."""
+    """Add an operation that no kernel family covers, with its FLOPs if known; `acts` states whether it runs even if its
+    result is not used."""
     reason = "it has no kernel family" + ("" if flops else "; at least one FLOP per output element is assumed")
     least = sum(value.array.n_elements for value in outputs)
     work = Unmapped(name, reason, float(flops or least))
@@ -276,7 +276,8 @@ def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[
 
 
 def _depths(nodes: Sequence[Node], origins: _Origins) -> dict[Node, int]:
-    """Events on the longest way to each node: a chain has one depth, so that no way leaves and re-enters it.
+    """Number of events on the longest path to each node; a chain has one depth, so that no path leaves and re-enters
+    it.
 
     Element-wise nodes are then moved to the depth of the first node that uses them, as what they compute is
     not wanted before (XLA fuses producers into consumers).

@@ -141,7 +141,7 @@ class _Walk:
         return out
 
     def _conditional(self, i: Instruction, operands: list[Operand]) -> Operand:
-        """A choice that data makes: unmapped, with its largest branch."""
+        """A choice that depends on data: unmapped, with its largest branch."""
         # Two notations: a list of branches, or one for true and one for false.
         names = re.findall(r"%?([\w.\-]+)", i.attributes.get("branch_computations", "")) or [
             i.attributes[key].lstrip("%") for key in ("true_computation", "false_computation")
@@ -162,7 +162,7 @@ class _Walk:
     def _unmapped(
         self, name: str, reason: str, bodies: Sequence[Region], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
     ) -> None:
-        """Name what does not run a known number of times, collectives included."""
+        """Record operations that run an unknown number of times as unmapped, including collectives."""
         # The largest branch, so that what is left out is not understated.
         flops = moved_bytes = 0.0
         for body in bodies:
@@ -221,7 +221,7 @@ def _result_type(i: Instruction, base: str) -> Type:
 
 
 def _parameters(computation: Computation, operands: Sequence[Operand] | None = None) -> dict[str, Operand]:
-    """Operands of a computation by the names of its parameters; fresh ones where none are given."""
+    """Operands of a computation by the names of its parameters; new values if none are given."""
     # `parameter(2)`: the literal is the position.
     parameters = [i for i in computation.instructions if i.opcode == "parameter"]
     if operands is None:

@@ -1,4 +1,4 @@
-"""One instruction of a compiled module as one node of a graph: what HLO's opcodes are, and what they cost
+"""Converts one instruction of a compiled module to a node of a graph: the meaning of HLO's opcodes, and their costs
 (`HloCostAnalysis` of the XLA project)."""
 
 import json
@@ -66,7 +66,7 @@ _ROW_WISE: Final = frozenset(
     }
 )
 _IN_PLACE: Final = frozenset({"dynamic-update-slice", "gather", "reverse"})
-"""Ops whose elements come from their first operand (or replace some of its)."""
+"""Ops whose elements come from their first operand, or replace some of them."""
 _FREE_CUSTOM_CALLS: Final = frozenset(
     {
         *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement"),
@@ -160,7 +160,7 @@ class Rules:
         return Node("convolution", "kernel", inputs, (result,), shape.flops, convolution(shape))
 
     def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
-        """The result in the type of the operands, where only the compiler made them wider."""
+        """The result in the type of the operands, if only the compiler widened them."""
         # With two narrow operands the 32-bit result is the compiler's own; anything else is in the program.
         dtypes = {value.array.dtype for value in inputs[:2]}
         are_narrow = len(dtypes) == 1 and dtypes.issubset(_HALF)
@@ -175,7 +175,7 @@ class Rules:
         return float(sum(step.opcode in _ARITHMETIC for step in reducer.instructions))
 
     def _row_wise(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
-        """A kernel that streams over memory; in-place updates touch what they write only."""
+        """A kernel that streams over memory; in-place updates access only the elements that they write."""
         opcode, out = i.opcode, outputs[0].array
         first = inputs[0].array
         updates = inputs[-1].array if opcode == "scatter" else first
@@ -222,7 +222,7 @@ def _is_widening(narrow: Array, wide: Array) -> bool:
 
 
 def _in_type_of(narrow: Array, out: Value) -> Value:
-    """A result that only moves elements of a 16-bit tensor, in that tensor's type."""
+    """The type of a result that only moves elements of a 16-bit tensor: that tensor's type."""
     if narrow.dtype not in _HALF or out.array.dtype != "fp32":
         return out
     return Value(Array(narrow.dtype, out.array.shape, narrow.item_bytes))

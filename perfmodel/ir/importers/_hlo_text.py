@@ -61,7 +61,7 @@ _CLOSING: Final = ")]}"
 
 
 def parse_module(text: str) -> HloModule:
-    """Read a module as `Compiled.as_text()` gives it.
+    """Parse the text of a module that `Compiled.as_text()` returns.
 
     Raises:
         PerfModelError: text that is not an HLO module, or that has a dynamic dimension (named with its line).
@@ -158,7 +158,7 @@ def _until_closed(text: str) -> tuple[str, str]:
 
 
 def _top_level(text: str) -> Iterator[str]:
-    """Parts between the commas that are in no bracket and no quotes."""
+    """Split a text at commas outside brackets and quotes."""
     start = 0
     for i, character, depth in _unquoted(text):
         if character == "," and depth == 0:
@@ -172,7 +172,7 @@ def _top_level(text: str) -> Iterator[str]:
 
 
 def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
-    """Every character outside quotes: its index, itself, and how many brackets are open after it."""
+    """Iterate over characters outside quotes: index, character, and number of open brackets after it."""
     # Backend settings are quoted JSON whose brackets and commas must not count.
     depth, quoted = 0, False
     for i, character in enumerate(text):

@@ -85,7 +85,7 @@ class _Walk:
     nodes: list[Node] = field(default_factory=list)
 
     def region(self, jaxpr: Jaxpr, mesh: Mapping[str, int], count: float = 1.0) -> Region:
-        """A body as a graph of its own."""
+        """A body as a separate graph."""
         walk = _Walk(self.trip_count)
         values = {var: Value(array_of(var)) for var in (*jaxpr.constvars, *jaxpr.invars)}
         outputs = walk.inline(jaxpr, values, mesh)
@@ -167,7 +167,7 @@ class _Walk:
         return [leaf(name, parameters, inputs, outputs)]
 
     def _while(self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]) -> Node:
-        """A loop that runs until a condition fails: how often, only its data tells."""
+        """A loop that runs until a condition fails; the number of iterations depends on its data."""
         if self.trip_count is not None:
             body = self.region(parameters["body_jaxpr"].jaxpr, mesh, float(self.trip_count))
             return Node("while", "loop", inputs, outputs, work=body)
@@ -239,7 +239,7 @@ def _collective(
 
 
 def _pallas(parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
-    """A hand-written kernel: what it costs is known only if its author states it."""
+    """A hand-written kernel, whose cost is known only if its author states it."""
     # Pallas lets authors state the cost, since the compiler cannot see into the kernel.
     stated = parameters.get("cost_estimate")
     flops = float(getattr(stated, "flops", 0)) or float(sum(o.array.n_elements for o in outputs))

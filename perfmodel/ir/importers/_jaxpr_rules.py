@@ -1,4 +1,5 @@
-"""One equation of a jaxpr as one node of a graph, and what JAX's primitives cost under XLA's convention of counting.
+"""Converts one equation of a jaxpr to a node of a graph, with the cost of JAX's primitives in XLA's convention of
+counting.
 
 A multiply-add of a product is two FLOPs, any other arithmetic, comparison, selection or conversion one per
 output element, of a reduction one per element taken in; transcendental functions are counted apart by XLA and
@@ -59,7 +60,7 @@ _ROW_WISE: Final = frozenset(
         *("approx_top_k",),
     }
 )
-"""Kernels of their own that stream over memory."""
+"""Primitives that are separate kernels and stream over memory."""
 
 _THREEFRY_OPS: Final = 113
 """Integer operations of threefry's 20 rounds of five and its key injections (Salmon et al., SC11, section 4.2). JAX
@@ -172,7 +173,7 @@ def _lookup(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...],
 
 
 def _row_wise(name: str, parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
-    """A kernel that streams over its operands; in-place updates touch what they write only."""
+    """A kernel that streams over its operands; in-place updates access only the elements that they write."""
     arrays = [value.array for value in inputs]
     out = outputs[0].array
     # A scatter's last operand is what it writes; the first is the (much larger) array that it writes into.

@@ -79,7 +79,8 @@ _ROW_WISE: Final[dict[str, tuple[str, float]]] = {
     "MaxPool": ("max_pool", 0),
     "AveragePool": ("avg_pool", 0),
 }
-"""Kernels of their own: the name they are timed under, and FLOPs per output element (pooling: per window)."""
+"""Operators that are separate kernels: the name that they are timed under, and FLOPs per output element (pooling: per
+window)."""
 
 
 def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | None = None) -> OpTable:
@@ -128,7 +129,7 @@ def load_onnx(model: Any) -> tuple[Any, Any]:
 
 
 def element_type(onnx: Any, number: int) -> str:
-    """Name of an element type, as NumPy has it, by ONNX's number."""
+    """NumPy's name of an element type, by ONNX's number."""
     name = str(onnx.TensorProto.DataType.Name(number)).lower()
     return {"float": "float32", "double": "float64"}.get(name, name)
 
@@ -159,7 +160,7 @@ class _Reader:
     graph: Any
     values: dict[str, Value] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
-    """Values fixed beforehand: weights, constants, shapes, and results of these alone."""
+    """Values that do not depend on inputs: weights, constants, shapes, and results of only these."""
 
     def region(self) -> Region:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
@@ -252,7 +253,8 @@ def _product(lhs: Array, rhs: Array, transpose_a: bool, transpose_b: bool) -> An
 
 
 def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> ConvShape:
-    """Operands are batch, features, space; kernels features out, features in, space."""
+    """Shape of a convolution, whose operands have the axes batch, features, space, and whose kernels have features out,
+    features in, space."""
     n_space = len(lhs.shape) - 2
     ones = (1,) * n_space
     stride = tuple(a.get("strides", ones))
@@ -305,7 +307,7 @@ def _attention(arrays: list[Array], a: Mapping[str, Any]) -> Attention:
 
 
 def _gather(inputs: tuple[Value, ...], outputs: tuple[Value, ...], a: Mapping[str, Any]) -> Node:
-    """Rows of a matrix are an embedding; anything else copies what it picks."""
+    """A gather: rows of a matrix are an embedding, everything else is a copy."""
     table, out = inputs[0].array, outputs[0].array
     if len(table.shape) == 2 and int(a.get("axis", 0)) == 0:
         vocab, hidden = table.shape

@@ -14,16 +14,16 @@ from perfmodel.ir.importers._onnx import element_type, load_onnx
 from perfmodel.ir.importers.foreign_ops import FOREIGN_OPS
 
 _WEIGHT_ELEMENTS = 1024
-"""From this size on a constant of floats is a weight, as some exporters write them."""
+"""Least size at which a constant of floats is a weight; some exporters write weights as constants."""
 _TAKE_WEIGHTS = frozenset(
     {
         *("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"),
         *("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization"),
     }
 )
-"""Operators whose operands, beside activations, are weights."""
+"""Operators whose operands other than activations are weights."""
 _FOLDED = frozenset({op.partition(".")[0] for op in FOREIGN_OPS} | {"val", "cos", "sin", "arange", "full"})
-"""Beginnings of names of folded values: the op of ATen that made them, or `val`."""
+"""Prefixes of names of folded values: the ATen op that made them, or `val`."""
 
 
 def onnx_program(
@@ -60,7 +60,7 @@ def onnx_program(
 
 
 def _read_initializers(onnx: Any, reader: Graph, graph: Any, operands: frozenset[str]) -> None:
-    """Declare stored tensors as weights, or note their values where they are known ones."""
+    """Declare stored tensors as weights, or record them as known values."""
     # Running statistics of batch norms are not trained, though they are stored as weights are.
     statistics: set[str] = set()
     for node in graph.node:
@@ -77,7 +77,7 @@ def _read_initializers(onnx: Any, reader: Graph, graph: Any, operands: frozenset
 
 
 def _read_inputs(onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], values: dict[str, Any]) -> None:
-    """Declare inputs as data, or note their values where these are given.
+    """Declare inputs as data, or record their values if given.
 
     Raises:
         PerfModelError: a dimension whose size is not known, or a value of an unknown input.
@@ -100,7 +100,7 @@ def _read_inputs(onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], 
 
 
 def _operands(graph: Any) -> frozenset[str]:
-    """Names of what products, norms and look-ups take beside activations."""
+    """Names of the operands of products, norms and look-ups other than activations."""
     names: set[str] = set()
     stored = {tensor.name for tensor in graph.initializer}
     for node in graph.node:
@@ -124,7 +124,7 @@ def _trained(name: str, operands: frozenset[str]) -> bool:
 
 
 def _node(onnx: Any, reader: Graph, node: Any, versions: Mapping[str, int], operands: frozenset[str]) -> None:
-    """Read one node, and note the items of its outputs."""
+    """Read one node, and record the items of its outputs."""
     args = [reader.values[name] if name else None for name in node.input]
     items = _output_items(onnx, reader, node, args, versions)
     # All outputs of an unmapped node are missing.

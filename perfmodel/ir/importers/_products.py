@@ -154,7 +154,7 @@ class Window(NamedTuple):
 
 
 def _image(sizes: Axes, lines: int, filler: int = 1) -> Pair:
-    """Return height and width of one or two axes of space: `lines` axes that are not there have size `filler`."""
+    """Return height and width of one or two spatial axes; missing axes have size `filler`."""
     height, width = (filler,) * lines + sizes
     return height, width
 

@@ -25,7 +25,7 @@ def trace_program(
     name: str | None = None,
     tensor_axis: Mapping[str, int] | None = None,
 ) -> Program:
-    """A JAX function of weights and data as an IR program, every primitive by ops of the IR.
+    """Convert a JAX function of weights and data to an IR program, every primitive to ops of the IR.
 
     Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its inputs, with
     samples along the first axis. If the result is a scalar, the loss, `perfmodel.ir.models.training_step` turns it into
@@ -94,7 +94,7 @@ def _labels(tree: Any, root: str) -> list[str]:
 
 
 def _weight(model: ModelBuilder, label: str, variable: Any, tensor_axis: int | None) -> Ref:
-    """A parameter of the program, whose layer is the first number that stands by itself in its name."""
+    """A parameter of the program, whose layer is the first separate number in its name."""
     tensor = _tensor(variable)
     # Weights may differ in type, which the builder has for all that follow.
     model.dtype = tensor.dtype
@@ -104,12 +104,12 @@ def _weight(model: ModelBuilder, label: str, variable: Any, tensor_axis: int | N
 
 
 class _Walk:
-    """Goes through a jaxpr, computing what is known and writing instructions for the rest."""
+    """Walks through a jaxpr, computes known values and writes instructions for the rest."""
 
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
         self.missing: dict[str, tuple[str, float]] = {}
-        """Primitives without an op: why, and their FLOPs."""
+        """Primitives without an op: the reason, and their FLOPs."""
 
     def inline(self, jaxpr: Jaxpr, values: dict[Any, Item]) -> list[Item]:
         """Values of a jaxpr's outputs."""
@@ -166,7 +166,7 @@ class _Walk:
         return mapped(name, self.emitter, eqn.params, items, arrays, array_of(out), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
-        """Note a primitive that cannot be mapped, with the first reason and the FLOPs of all its calls."""
+        """Record a primitive that cannot be mapped, with the first reason and the FLOPs of all its calls."""
         # The op table knows the FLOPs even of what has no op in the IR.
         inputs = tuple(Value(array_of(variable)) for variable in eqn.invars)
         outputs = tuple(Value(array_of(variable)) for variable in eqn.outvars)
@@ -194,7 +194,7 @@ class _Walk:
         return list(self.emitter.ops("top_k", (rows,), 2, k=int(eqn.params["k"])))
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
-        """Every iteration in turn; what is scanned over is split, what is collected joined."""
+        """Write every iteration of a scan; scanned operands are split, collected results joined."""
         # Unrolled, because programs are straight-line code (DistIR, section 2) and pipelines cut between iterations.
         n, is_reversed = eqn.params["length"], eqn.params["reverse"]
         n_consts, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]

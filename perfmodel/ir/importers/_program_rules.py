@@ -16,11 +16,11 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation of a jaxpr as its rule sees it."""
+    """An equation of a jaxpr, in the form that rules take."""
 
     parameters: Parameters
     items: Sequence[Item]
-    """Operands."""
+    """Operands of the equation."""
     arrays: Sequence[Array]
     """Types of the operands."""
     out: Array
@@ -85,7 +85,7 @@ def _ref(d: Emitter, item: Item, out: Array) -> Ref:
 
 
 def _scalar(item: Item) -> float | None:
-    """The number that a known operand is everywhere."""
+    """The value of a known operand whose elements are all equal."""
     if not isinstance(item, Known):
         return None
     # Scalars arrive broadcast to the shape of what they meet.
@@ -219,7 +219,7 @@ def _reshape(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _broadcast(d: Emitter, eqn: Equation) -> Ref:
-    """Only the axes are set in place; the ops that use the value broadcast it."""
+    """A broadcast: only the axes are put in place, because the ops that use the value broadcast it."""
     x = _first(eqn.items)
     shape = [1] * len(eqn.out.shape)
     for axis, size in zip(eqn.parameters["broadcast_dimensions"], d.shape(x), strict=True):
@@ -252,7 +252,7 @@ def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _argmax(d: Emitter, eqn: Equation) -> Ref:
-    """Place of the largest entry along one axis; of the smallest, where the value is negated."""
+    """Index of the largest entry along one axis, or of the smallest if the value is negated."""
     x = _first(eqn.items)
     (axis,) = eqn.parameters["axes"]
     rank = len(eqn.arrays[0].shape)
@@ -333,7 +333,7 @@ def _concatenate(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _in_full(d: Emitter, eqn: Equation) -> list[Ref]:
-    """The operands in their full shapes, where they were only broadcast."""
+    """The operands in their full shapes, without implicit broadcasting."""
     refs = []
     for item, array in zip(eqn.items, eqn.arrays, strict=True):
         refs.append(d.materialised(_ref(d, item, array), array))

@@ -22,15 +22,15 @@ class KernelRow:
     """Equal kernels of one device."""
 
     op: KernelOp
-    """Kernel as which it is timed."""
+    """Kernel whose time it takes."""
     flops: float
     """FLOPs of one execution, exactly (`op.flops` may round)."""
     bytes: float
-    """Read and written by one execution."""
+    """Bytes read and written by one execution."""
     source: str
     """Name in the imported program; a fused chain has the names of its ops."""
     count: float = 1.0
-    """Executions."""
+    """Number of executions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Unmapped:
     name: str
     reason: str
     flops: float
-    """FLOPs of one execution; one per output element where nothing better is known."""
+    """FLOPs of one execution; one per output element if unknown."""
     count: float = 1.0
 
 
@@ -174,7 +174,7 @@ def parse_groups(text: str, n_devices: int) -> Groups:
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
-    """Numbers between commas; none of an absent text."""
+    """Numbers between commas; empty if the text is absent."""
     return tuple(int(n) for n in text.split(",")) if text else ()
 
 
@@ -190,7 +190,7 @@ def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[in
 
 
 def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:
-    """Groups along axes, of which some may be parts: `'b':(m)k` has size k, and m is the product of the parts
+    """Groups along axes, some of which may be parts of axes: `'b':(m)k` has size k, and m is the product of the parts
     of 'b' before it (Shardy's sub-axis notation)."""
     # A part of an axis is an axis of its own once the axis is split into (before, part, after).
     split: dict[str, int] = {}

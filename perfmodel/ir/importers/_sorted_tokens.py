@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 ROW_WISE: Final = frozenset({"to", "_to_copy", "clone", "contiguous", "alias", "detach"})
-"""Ops besides pointwise ones that return the same rows."""
+"""Ops other than pointwise ones that return the same rows."""
 ALONG_AXIS: Final = frozenset({"chunk", "split", "split_with_sizes", "unsqueeze", "slice", "softmax", "_softmax"})
 """Ops that work on each row by itself if their axis is not the rows'."""
 COUNTS: Final = frozenset({"to", "_to_copy", "histc", "bincount", "cumsum"})
@@ -22,8 +22,8 @@ COUNTS: Final = frozenset({"to", "_to_copy", "histc", "bincount", "cumsum"})
 _ORDER, _TOKENS, _BLANK, _INVERSE, _IDS, _COUNTS, _ROWS = (
     *("order", "tokens", "blank", "inverse", "sorted ids", "counts", "rows"),
 )
-"""What a node is that depends on the sorting: where rows come from, their tokens, memory for the way back, the way
-back, sorted experts, numbers of rows by expert, rows in sorted order."""
+"""Kinds of nodes that depend on the sorting: origins of rows, their tokens, memory for the inverse order, the inverse
+order, sorted experts, numbers of rows by expert, rows in sorted order."""
 
 
 def by_token(torch: Any, graph: Any) -> Any:
@@ -55,7 +55,7 @@ class _Routing:
     """Experts of each token, hence rows."""
 
     def understood(self) -> bool:
-        """Whether all that depends on the order of the rows is known, and has a grouped product in it."""
+        """Whether all nodes that depend on the order of rows are known, and include a grouped product."""
         if len(_example(self.sort.args[0]).shape) != 1:
             return False
         self.kinds[self.sort] = "sort"
@@ -75,7 +75,7 @@ class _Routing:
         return has_product
 
     def _kind(self, node: Any) -> str:
-        """What a node is, from what its operands are; empty if that is not known."""
+        """The kind of a node, from the kinds of its operands; empty if unknown."""
         name = _name(node)
         first = self.kinds.get(node.args[0], "") if node.args and not isinstance(node.args[0], list) else ""
         if node.target is operator.getitem and first == "sort":
@@ -101,7 +101,7 @@ class _Routing:
         return _ROWS if self._is_row_wise(node) else ""
 
     def _is_row_wise(self, node: Any) -> bool:
-        """Whether a node's rows depend on the same rows of its operands alone."""
+        """Whether a node's rows depend only on the same rows of its operands."""
         if node.target is operator.getitem:
             return self.kinds.get(node.args[0]) == _ROWS
         name, tags = _name(node), getattr(node.target, "tags", ())
@@ -134,7 +134,7 @@ class _Routing:
         return (self.kinds.get(node.args[0]), self.kinds.get(node.args[1][0])) == (_ROWS, _INVERSE)
 
     def rewrite(self) -> None:
-        """Replace sorted rows by rows in their first order, and grouped products by each row's own."""
+        """Replace sorted rows by rows in their original order, and grouped products by one product per row."""
         aten = self.torch.ops.aten
         ids = self.sort.args[0]
         for node in [*self.graph.nodes]:
@@ -185,7 +185,7 @@ class _Routing:
 
 
 def _name(node: Any) -> str:
-    """Name of a node's op without namespace and overload; empty for what is no op."""
+    """Name of a node's op without namespace and overload; empty if the node is not an op."""
     schema = getattr(getattr(node, "target", None), "_schema", None)
     return "" if schema is None else schema.name.rpartition("::")[2]
 

@@ -25,7 +25,7 @@ class StepEstimate:
     """Predicted time of one execution of an imported program."""
 
     step_time_s: float
-    """Kernels and collectives one after another: nothing overlaps, as in the module that was read."""
+    """Step time with all kernels and collectives one after another, without overlap."""
     step_time_lo_s: float
     """Lower end of the 90 % range, which includes kernels that no table knows."""
     step_time_hi_s: float
@@ -40,11 +40,11 @@ class StepEstimate:
     fits: bool | None
     """Whether the memory suffices; None if the import does not state how much is needed."""
     provenance: dict[str, float]
-    """Share of the time by where it is known from."""
+    """Share of the time by provenance."""
     rows: pd.DataFrame = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the rows, as plain values."""
+        """Plain values, without the rows."""
         return {name: value for name, value in asdict(self).items() if name != "rows"}
 
     def to_frame(self) -> pd.DataFrame:
@@ -117,7 +117,7 @@ class OpTable:
     n_devices: int = 1
     """Ranks that the program runs on."""
     memory_bytes: float | None = None
-    """Most memory that the program's compiler says a device needs, where it says so."""
+    """Peak memory per device as stated by the program's compiler; None if not stated."""
 
     @property
     def flops(self) -> float:

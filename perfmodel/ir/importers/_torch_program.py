@@ -128,7 +128,7 @@ _SHAPE_ONLY = frozenset(
         *("zeros_like", "ones_like", "full_like", "empty_like"),
     }
 )
-"""Ops that look at nothing but their operand's shape and element type."""
+"""Ops that only use their operand's shape and element type."""
 
 
 def load_torch() -> Any:
@@ -141,7 +141,7 @@ def load_torch() -> Any:
 
 
 def _written_through(graph: Any) -> bool:
-    """Whether something is read under its old name after a node has written into it, or into a view of it."""
+    """Whether a value is read under its old name after a node has written into it or into a view of it."""
     # Decomposition replaces in-place ops, but also fused ones that the IR has, so it is done only where a stale name
     # is read.
     place = {node: k for k, node in enumerate(graph.nodes)}
@@ -201,7 +201,7 @@ class _Reader:
         return self.graph.program(outputs)
 
     def _weight(self, node: Any, label: str) -> None:
-        """A parameter, under the first of its names where modules share it."""
+        """A parameter, under the first of its names if modules share it."""
         # Tied weights are one tensor under two names; they must become one parameter.
         tensor, state = node.meta["val"], self.exported.state_dict
         label = next((name for name, tensor_there in state.items() if tensor_there is state[label]), label)

@@ -14,7 +14,7 @@ from perfmodel.ir.interpreter._training import as_mini_batches, train, update_ti
 from perfmodel.schedule import PassTimes
 
 WIDTH: Final = 32
-"""Width of the model, and features of a place."""
+"""Width of the model, and number of features of a place."""
 DIGIT_SIZE: Final = 8
 """Height and width of a digit's image."""
 DIGIT_CHANNELS: Final = (1, 8, 8, 16, 16)
@@ -122,7 +122,7 @@ class AccuracyCurve:
 
     schedule: str
     time_s: Float[np.ndarray, " epochs"]
-    """When every device has made the epoch's last update, by the predicted timeline."""
+    """Time at which every device has made the epoch's last update, in the predicted timeline."""
     accuracy: Float[np.ndarray, " epochs"]
     """Share of the test examples whose class is right."""
 

@@ -28,7 +28,7 @@ class ScheduleRun:
     losses: Float[np.ndarray, " micro_batches"]
     """Loss of every micro-batch (of every slice), in order of micro-batches."""
     gradients: list[Params]
-    """Mean gradient over all micro-batches, one entry per layer; zero where weights were updated on the way."""
+    """Mean gradient over all micro-batches, one entry per layer; zero if weights were updated during the run."""
     params: list[Params]
     """Weights of every layer after the run."""
     versions_held: Int[np.ndarray, " devices"]
@@ -39,13 +39,13 @@ class ScheduleRun:
 
 @dataclass
 class _Saved:
-    """Values that a forward pass leaves on its device for the backward, one entry per layer of the stage."""
+    """Values that a forward pass saves on its device for the backward pass, one entry per layer of the stage."""
 
     inputs: list[Array] = field(default_factory=list)
     contexts: list[tuple[Any, ...]] = field(default_factory=list)
     carried: list[Any] = field(default_factory=list)
     cotangents: list[tuple[Any, Any]] = field(default_factory=list)
-    """Cotangents of output and of what was carried; None until a backward asks for them."""
+    """Cotangents of the output and of the carried context; None before the first backward pass."""
 
 
 def run_schedule(
@@ -198,7 +198,7 @@ class _Machine:
 
     @staticmethod
     def _ask(saved: _Saved, number: int, part: Any) -> None:
-        """Add to the gradient of what a slice left for later ones."""
+        """Add to the gradient of the context that a slice left for later ones."""
         g, so_far = saved.cotangents[number]
         saved.cotangents[number] = (g, part if so_far is None else jax.tree.map(jnp.add, so_far, part))
 
@@ -238,7 +238,7 @@ class _Machine:
                 self.weights_after.setdefault(newest, {}).update(zip(layers, versions[newest], strict=True))
 
     def _forget(self, device: int, index: int) -> None:
-        """Drop versions that no later instruction uses, but for the newest; count what was held meanwhile."""
+        """Drop versions that no later instruction uses, except the newest, and record how many were held."""
         for chunk in range(self.schedule.chunks):
             versions = self.weights[device, chunk]
             # While this instruction ran, the version that it made was not there.

@@ -26,7 +26,7 @@ class TrainingCurve:
 
     schedule: str
     time_s: Float[np.ndarray, " updates"]
-    """When every device has made the update, by the predicted timeline."""
+    """Time at which every device has made the update, in the predicted timeline."""
     loss: Float[np.ndarray, " updates"]
     """Mean loss over the micro-batches of the update, as its forward passes saw it."""
     version_difference: Int[np.ndarray, " updates"]

@@ -89,7 +89,7 @@ def _onto_one(rule: Rule) -> InferRule:
 
 
 def _from_one(rule: Rule) -> InferRule:
-    """Return the type rule of a collective whose one operand reaches the devices `to`."""
+    """Return the type rule of a collective that sends one operand to the devices `to`."""
 
     def infer(inputs: Tensors, attributes: Values) -> Tensors:
         expect(1, inputs)
@@ -138,7 +138,7 @@ def _all_to_all(tensor: Tensor, n: int, attributes: Values) -> Tensor:
 
 
 def _shard_collective(query: ShardingQuery) -> ShardingDecision:
-    """Slices of all operands alike go through, unless cut along the op's own axis."""
+    """Sharding rule: equal slices of all operands stay sharded, unless they are cut along the op's own axis."""
     # A slice along the axis that the collective itself cuts or joins would reorder elements.
     own_axes = {query.attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
     return query.all_along_one_axis(lambda axis: axis not in own_axes)

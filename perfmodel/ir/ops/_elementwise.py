@@ -33,7 +33,7 @@ from perfmodel.ir.op_definition import (
 
 
 def broadcast(shapes: list[Shape]) -> Shape:
-    """Joint shape of right-aligned shapes; raises `RuleError` where they do not fit."""
+    """Common shape of right-aligned shapes; raises `RuleError` if they do not fit."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -92,7 +92,7 @@ def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
 
 
 def _linear_in(*places: int) -> PartialRule:
-    """Partial rule of a product or quotient: a sum times what is the same everywhere is the sum of the products.
+    """Partial rule of a product or quotient: a sum times a replicated value is the sum of the products.
 
     Where the other operand broadcasts the sum, completing it first moves less.
     """
@@ -186,7 +186,7 @@ def _cast_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _unequal(inputs: Tensors, attributes: Values) -> Tensors:
-    """1 where an integer is another one than `value`, else 0."""
+    """1 where an integer differs from `value`, else 0."""
     operands(1, inputs)
     _require_integers(inputs[0])
     required(attributes, "value", int)
@@ -264,7 +264,7 @@ def _broadcast_like(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _lends_shape(query: ShardingQuery) -> ShardingDecision | None:
-    """`like` only lends its shape, so that a partial one serves as it is."""
+    """Partial rule of ops that only use the shape of `like`, which may therefore be partial."""
     # Only its shape matters, so its values need not be completed.
     template = query.shardings[1]
     if not isinstance(template, Partial):

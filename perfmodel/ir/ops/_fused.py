@@ -175,7 +175,7 @@ def _adam(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _streams(op: str, tensors: int) -> WorkRule:
-    """One kernel per weight that reads and writes so many tensors of its size in all."""
+    """Work rule with one kernel per weight, which reads and writes this many tensors of its size."""
 
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         (kernel,) = memory_bound(op)(inputs, outputs, attributes)

@@ -40,7 +40,7 @@ def _pair(attributes: Values, name: str, least: int) -> Pair:
 
 
 def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Values) -> Pair:
-    """Height and width of what a window gives that slides over an image."""
+    """Height and width of the result of a window that slides over an image."""
     stride = _pair(attributes, "stride", 1)
     padding = _pair(attributes, "padding", 0)
     # Positions at which the window lies inside the padded image; the rest of a stride is cut off.

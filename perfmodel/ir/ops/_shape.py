@@ -63,7 +63,7 @@ def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _resolved(shape: Shape, wanted: Any) -> Shape:
-    """`wanted` with its one -1 replaced by what is left over."""
+    """`wanted` with its -1 replaced by the remaining size."""
     # ONNX and PyTorch let one size be inferred, written -1.
     known = prod(n for n in wanted if n != -1)
     if list(wanted).count(-1) == 1 and known and prod(shape) % known == 0:
@@ -79,7 +79,7 @@ def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _shard_reshape(query: ShardingQuery) -> ShardingDecision:
-    """The outermost factor of a group of merged or split axes stays sharded."""
+    """Sharding rule of a reshape: the outermost factor of a group of merged or split axes stays sharded."""
     axis = query.sharded_axis(0)
     x, *dynamic = query.operands
     if axis is None or dynamic:
@@ -172,7 +172,7 @@ def _slice(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _slice_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
-    """Zeros beside the slice."""
+    """Gradient of a slice: zeros outside of it."""
     (x,) = i.inputs
     axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
     # Elements that the slice left out do not influence the result.
@@ -202,12 +202,12 @@ def _pad_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
 
 
 def _zeros_pass(query: ShardingQuery) -> ShardingDecision | None:
-    """Partial sums may be padded by zeros; other values would be added up too."""
+    """Partial rule of padding: partial sums may be padded by zeros only, because other values would be summed too."""
     return None if query.attributes.get("value", 0) else sums_pass(query)
 
 
 def _shard_beside_axis(query: ShardingQuery) -> ShardingDecision:
-    """Any sharding but along the op's own axis."""
+    """Sharding rule: any sharding except along the op's own axis."""
     own_axis = axis_of(query.attributes, "axis", query.operands[0].rank)
     return query.all_along_one_axis(lambda axis: axis != own_axis)
 

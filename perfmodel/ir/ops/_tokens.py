@@ -91,7 +91,7 @@ def _shard_embedding(query: ShardingQuery) -> ShardingDecision:
 
 
 def _gradients_pass(query: ShardingQuery) -> ShardingDecision | None:
-    """A gradient of a table is linear in what reaches its rows."""
+    """Partial rule of a table's gradient, which is linear in the gradients of its rows."""
     # Partial gradients of the looked-up rows may be scattered into the table before they are summed.
     table, ids, dy = query.shardings
     if (table, ids, dy) != (REPLICATED, REPLICATED, Partial("sum")):
@@ -186,7 +186,7 @@ def _shard_argmax(query: ShardingQuery) -> ShardingDecision:
 
 
 def _top_k(inputs: Tensors, attributes: Values) -> Tensors:
-    """The k largest entries of every row, largest first, and where they stand."""
+    """The k largest entries of every row, largest first, and their positions."""
     operands(1, inputs)
     (x,) = inputs
     _rows(x)
@@ -198,7 +198,7 @@ def _top_k(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _top_k_gradient(b: Emitter, i: Instruction, dy: str | None, _: str | None) -> Names:
-    """Gradients go back to where the entries stood; places have none."""
+    """Gradients return to the positions of the entries; positions have no gradient."""
     if dy is None:
         return (None,)
     return b.emit("top_k_grad", (i.inputs[0], i.outputs[1], dy), (f"grad_{i.inputs[0]}",))

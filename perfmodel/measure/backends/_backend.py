@@ -27,7 +27,7 @@ from perfmodel.ops import Collective, KernelOp
 from perfmodel.spec import BACKENDS
 
 INTERCONNECT: Final = "loopback"
-"""`interconnect` column where a plan does not name one: ranks on one host without links of their own."""
+"""`interconnect` column if a plan names none: ranks on one host without special links."""
 
 
 class Backend(Protocol):
@@ -116,7 +116,7 @@ def open_backend(name: str) -> Iterator[Backend]:
 
 
 _SHORTEST_S = 1e-9
-"""`min_sample_s` of cold samples: they cannot be bundled, and end after one call."""
+"""`min_sample_s` of cold samples, which cannot be bundled and end after one call."""
 
 
 def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule, load_s: float = 0.0) -> Row:
@@ -152,7 +152,7 @@ class Transport:
     """Interface of the transport between ranks."""
 
     name: str
-    """`algorithm` column."""
+    """What the `algorithm` column of tables says."""
     session: type[RankSession]
     """Class of the session that each rank runs."""
     package: str
@@ -160,7 +160,7 @@ class Transport:
 
     @property
     def software(self) -> str:
-        """`software` column."""
+        """What the `software` column of tables says."""
         return f"{self.package}{version(self.package).partition('+')[0]}-{self.name}"
 
     def accelerator(self) -> str | None:
@@ -240,7 +240,7 @@ def collective_row(
 def beside_row(
     group: RankGroup, point: Point, device_name: str, rule: StoppingRule, meter: Meter, software: str
 ) -> Row:
-    """Measure one kernel on all ranks of a group, by itself or beside the group's collective: its row of the table.
+    """Measure one kernel on all ranks of a group, alone or during the group's collective: its row of the table.
 
     Args:
         group: whose collective is the one that the point names, where it names one.
@@ -257,7 +257,7 @@ def beside_row(
 
 
 MOST_COLLECTIVES: Final = 1 << 16
-"""Collectives that are made beside one sample of a kernel at most."""
+"""Most collectives that are run during one sample of a kernel."""
 
 
 class KernelBeside:
@@ -334,7 +334,7 @@ def same_device(name: str, accelerator: str) -> bool:
 
 
 def _name_words(name: str) -> list[str]:
-    """Upper-case words; `1080 Ti` is one, TPU's `v5 lite` is v5e, its plain `v5` is v5p."""
+    """Words of a name in upper case; `1080 Ti` is one word, TPU's `v5 lite` is v5e, its plain `v5` is v5p."""
     name = re.sub(r"(v\d) lite", r"\1e", name.strip(), flags=re.IGNORECASE)
     name = re.sub(r"(TPU[ -]v5)$", r"\1p", name, flags=re.IGNORECASE)
     name = re.sub(r"(\d) Ti\b", r"\1Ti", name, flags=re.IGNORECASE)
@@ -342,5 +342,5 @@ def _name_words(name: str) -> list[str]:
 
 
 def _is_memory(word: str) -> bool:
-    """Whether a word of a name is the size of the memory, as 80GB."""
+    """Whether a word of a name is the size of the memory, such as 80GB."""
     return re.fullmatch(r"\d+GB", word) is not None

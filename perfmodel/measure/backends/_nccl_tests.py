@@ -75,7 +75,7 @@ class NcclTests:
             raise CalibrationError(f"{program}: no such program; set launcher and folder of [nccl_tests]")
 
     def command(self, op: Collective, least: int, most: int, factor: int) -> list[str]:
-        """The command that measures sizes from `least` to `most` bytes, each `factor` times the one before."""
+        """The command that measures sizes from `least` to `most` bytes, each `factor` times the previous one."""
         # One GPU per process (`-g 1`); the launcher starts as many processes as there are ranks.
         sizes = f"-b {least} -e {most} -f {factor} -d {DTYPES[op.dtype]} -g 1"
         try:
@@ -177,7 +177,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
 
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
-    """The out-of-place time of a size, as nccl-tests printed it; it tells no interval of a median."""
+    """The out-of-place time of a size that nccl-tests printed, without an interval of its median."""
     same_size: list[Row] = [dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes]
     # Times in place are measured too, but frameworks call collectives out of place.
     row = min(same_size, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)

@@ -20,7 +20,7 @@ MEASURED_FAMILIES: Final[dict[str, type[KernelOp]]] = {
 }
 """Families that can be timed, with the class of their ops."""
 _CAPABILITIES: Final = {"fp8": (8, 9), "tf32": (8, 0)}
-"""CUDA compute capability from which matrix units take an element type (fp8: Ada, Hopper)."""
+"""Least CUDA compute capability whose matrix units support an element type (fp8: Ada, Hopper)."""
 
 
 def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> None:
@@ -34,7 +34,7 @@ def check_kernel(op: KernelOp, dtypes: Collection[str] = tuple(JAX_DTYPES)) -> N
 
 
 FP8_MULTIPLE: Final = 16
-"""k and n of an fp8 product are multiples of this, as cuBLASLt wants them."""
+"""k and n of an fp8 product must be multiples of this (cuBLASLt)."""
 
 
 def check_jax_kernel(op: KernelOp) -> None:
@@ -50,7 +50,7 @@ def check_torch_kernel(op: KernelOp) -> None:
 
 
 def check_capability(op: KernelOp, capability: tuple[int, int], accelerator: str | None) -> None:
-    """Raise `PerfModelError` unless a device of this CUDA compute capability (0.0 of others) has the op's units."""
+    """Raise `PerfModelError` unless a device of this CUDA compute capability (0.0 for others) has the op's units."""
     # CPUs and other vendors' devices have capability 0.0, and so none of these units.
     needed = _CAPABILITIES.get(op.dtype, (0, 0))
     if capability < needed:
@@ -144,7 +144,8 @@ class Calls:
 
 
 FLUSH_FACTOR: Final = 2
-"""Size of the buffer that is touched, in last-level caches: replacement is not strictly least-recently-used."""
+"""Size of the buffer that is read to flush caches, in last-level caches; above 1 because replacement is not strictly
+least-recently-used."""
 
 
 def host_flush() -> partial[Any]:

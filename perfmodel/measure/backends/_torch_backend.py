@@ -23,7 +23,7 @@ from perfmodel.ops.programs import Program, torch_module
 from perfmodel.units import MIB
 
 L2_BYTES: Final = 128 * MIB
-"""Assumed where torch does not tell; more than any GPU's to date."""
+"""Assumed L2 size if torch does not report it; larger than any GPU's to date."""
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,13 @@ class Hello:
 
     index: int
     count: int
-    """Processes that its launcher started."""
+    """Number of processes that its launcher started."""
     node: str
-    """Name of its node."""
+    """Name of the process's node."""
     address: str
-    """Address by which the others reach it."""
+    """Address at which other processes reach it."""
     cores: tuple[int, ...]
-    """Cores that it may use."""
+    """Processor cores that the process may use."""
     versions: Mapping[str, str]
     """Versions of the software that measures there."""
 
@@ -61,7 +61,7 @@ class Agent:
         return self._connection.fileno()
 
     def free_port(self) -> int:
-        """A port that nobody listens on there."""
+        """A free port on the agent's node."""
         # Only that node knows what is free there. A rank is not running yet, so that the next answer is this one.
         try:
             self._connection.send(("port",))
@@ -76,11 +76,11 @@ class Agent:
         self._connection.send(("start", place, session))
 
     def send(self, request: tuple[Any, ...]) -> None:
-        """Send the rank a request; `OSError` where the agent is gone."""
+        """Send the rank a request; raises `OSError` if the agent has ended."""
         self._connection.send(("ask", request))
 
     def recv(self) -> tuple[str, Any]:
-        """The next answer; `EOFError` or `OSError` where the agent is gone."""
+        """Receive the next answer; raises `EOFError` or `OSError` if the agent has ended."""
         return self._connection.recv()
 
     def end(self, grace_s: float) -> None:
@@ -95,7 +95,7 @@ class Agent:
         self._connection.close()
 
     def leave(self, why: str | None) -> None:
-        """Release the agent."""
+        """Tell the agent that it may end."""
         with suppress(OSError):
             self._connection.send(("leave", why))
         self._connection.close()
@@ -228,7 +228,7 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
 
 
 def _only_gpu() -> int | None:
-    """Index of the process's GPU where the launcher lets every process see one of its own; else None."""
+    """Index of the process's GPU if the launcher gives every process its own; else None."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return 0 if visible and "," not in visible else None
 

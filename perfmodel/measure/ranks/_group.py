@@ -26,7 +26,7 @@ START_TIMEOUT_S: Final = 90.0
 ANSWER_TIMEOUT_S: Final = 120.0
 """Seconds in which a rank has to answer a request."""
 MAX_RANKS: Final = 64
-"""Ranks on one host."""
+"""Most ranks on one host."""
 TWO_SIDES: Final = 2
 
 
@@ -135,7 +135,7 @@ class RankGroup:
         return Sample(calls, wall_s, max(shares))
 
     def sample_kernel(self, op: KernelOp, calls: int, collectives: int, meter: Meter) -> tuple[Sample, bool]:
-        """Run calls of a kernel on all ranks while so many of the loaded collectives run.
+        """Run calls of a kernel on all ranks while a number of the loaded collectives run.
 
         The slowest rank's time counts. The result also says whether the collectives outlasted the kernel on every rank.
         """
@@ -232,7 +232,7 @@ class RankGroup:
         return [values[rank] for rank in range(self.num_ranks)]
 
     def _end(self, grace_s: float) -> None:
-        """End all ranks, each after a grace."""
+        """End all ranks, each after a grace period."""
         for member in self._members:
             member.end(grace_s)
         self._members = []
@@ -266,12 +266,12 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
 
 
 def _gone(rank: int, member: RankProcess | Agent) -> str:
-    """Say that a rank is gone, and where its last output is."""
+    """A sentence that a rank has ended, and where its last output is."""
     return f"{_name(rank, member)} {member.gone}"
 
 
 def _name(rank: int, member: RankProcess | Agent) -> str:
-    """A rank as messages name it, with its process and node if it runs elsewhere."""
+    """Name of a rank for messages, with its process and node if it runs elsewhere."""
     return f"rank {rank}{f' ({member.hello})' if isinstance(member, Agent) else ''}"
 
 

@@ -32,17 +32,17 @@ _CLONE_NEWUTS: Final = 0x04000000
 _CLONE_NEWNET: Final = 0x40000000
 _NAMESPACES: Final = Path("/var/run/netns")
 _MTU: Final = 9000
-"""Large frames, as in data centres, leave the cores to the ranks."""
+"""Maximum size of frames: large, as in data centres, so that the cores remain free for ranks."""
 _BURST_BYTES: Final = 16384
 """Bytes that a link sends at once after a pause; small, so that a message takes its size divided by the bandwidth."""
 _SEND_BUFFER_BYTES: Final = 131072
 """Bytes that a sender may have in flight before it waits for the link; fixed, so that earlier traffic does not change
 it. A link of long latency gets twice its bandwidth-delay product."""
 _QUEUE_S: Final = 2.0
-"""Waiting time at which a link drops: beyond what the senders' windows hold."""
+"""Waiting time at which a link drops messages, longer than the senders' windows allow."""
 _MAX_HOSTS: Final = 64
 _numbers = count()
-"""Numbers of this process's groups of hosts, which keep the names of their interfaces apart."""
+"""Counter of this process's groups of hosts, for unique names of interfaces."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EmulatedNetwork:
 
 
 class EmulatedHosts:
-    """Context manager over hosts in namespaces of their own, every one with a link to a common switch.
+    """Context manager over hosts in separate namespaces, each with a link to a common switch.
 
     Bandwidth is shaped where a host sends (a token bucket); the latency of the link is added by a small switch in
     user space, which is left out where `latency_s` is 0.
@@ -138,7 +138,7 @@ class EmulatedHosts:
         self._stack.close()
 
     def _join_by_bridge(self, stack: ExitStack) -> None:
-        """A bridge of the kernel, with a pair of virtual interfaces to each host."""
+        """Join hosts by a kernel bridge, with a pair of virtual interfaces to each host."""
         bridge = f"{self._prefix}b"
         _command("ip", "link", "add", bridge, "type", "bridge")
         stack.callback(_quietly, "ip", "link", "del", bridge)
@@ -149,7 +149,7 @@ class EmulatedHosts:
             _command("ip", "link", "set", port, "mtu", str(_MTU), "master", bridge, "up")
 
     def _join_by_switch(self, stack: ExitStack) -> None:
-        """A switch in a process of its own, with a TAP interface that is moved to each host."""
+        """Join hosts by a switch in a separate process, with a TAP interface that is moved to each host."""
         # Undone in reverse: close the pipe, which the switch notices, then make sure that its process ends.
         taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]
         context = get_context("spawn")
@@ -203,13 +203,13 @@ def _command(*words: str) -> None:
 
 
 def _quietly(*words: str) -> None:
-    """Run a command that may fail, as those that undo what is gone already."""
+    """Run a command that may fail, such as a removal of something already removed."""
     with suppress(CalibrationError):
         _command(*words)
 
 
 TAP_MTU: Final = 32768
-"""Large frames keep the switch's own work small."""
+"""Maximum size of frames of TAP interfaces: large, to keep the switch's own work small."""
 
 # Constants of linux/if_tun.h: the request that makes an interface, of frames (TAP), without a header of packet
 # information.
@@ -217,7 +217,7 @@ _TUNSETIFF: Final = 0x400454CA
 _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
 _GROUP_BIT: Final = 1
-"""Bit of a frame's first byte: for several receivers."""
+"""Bit of a frame's first byte that marks frames for several receivers."""
 
 
 def serve_switch(pipe: Connection, taps: Sequence[str], latency_s: float) -> None:
@@ -229,7 +229,8 @@ def serve_switch(pipe: Connection, taps: Sequence[str], latency_s: float) -> Non
 
 
 def forward(pipe: Connection, handles: Sequence[int], latency_s: float) -> None:
-    """Hand every frame to the port of its receiver (to all others while that is unknown), `latency_s` after it came."""
+    """Forward every frame to the port of its receiver (to all others while that is unknown), `latency_s` after it
+    arrived."""
     # Frames on their way, in order of arrival: a constant delay keeps them in order.
     waiting: deque[tuple[float, int, bytes]] = deque()
     port_of: dict[bytes, int] = {}
@@ -260,7 +261,7 @@ def _receive(
     waiting: deque[tuple[float, int, bytes]],
     port_of: dict[bytes, int],
 ) -> None:
-    """Take a frame from a port, and note where and when it is due."""
+    """Receive a frame from a port, and record when and where it is due."""
     # An interface that is down gives none.
     try:
         frame = os.read(handle, TAP_MTU + 64)
@@ -278,7 +279,7 @@ def _receive(
 
 
 def _send(handle: int, frame: bytes) -> None:
-    """Give a frame to a port; where that is full or down the frame is lost, as on a wire."""
+    """Send a frame to a port; it is lost if the port is full or down, as on a wire."""
     try:
         os.write(handle, frame)
     except OSError:

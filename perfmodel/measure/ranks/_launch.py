@@ -30,7 +30,7 @@ LAUNCHERS: Final = (
 NODE: Final = "PERFMODEL_NODE"
 """Variable that names the node if its host name is not unique."""
 _OTHERS: Final = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "RANK", "WORLD_SIZE")
-"""Variables by which frameworks join a launcher's group, besides those that begin with `_PREFIXES`."""
+"""Variables by which frameworks join a launcher's group, in addition to those that begin with `_PREFIXES`."""
 _PREFIXES: Final = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
 
@@ -43,7 +43,7 @@ class Launch:
     index: int
     """Number of the process: process 0 measures, the others follow its requests."""
     count: int
-    """How many processes there are."""
+    """Number of processes."""
     node: str
     """Name of the node that it runs on."""
     host: str | None = None
@@ -106,7 +106,7 @@ def forget_launcher() -> None:
 
 
 def _host_and_port(coordinator: str | None) -> tuple[str | None, int | None]:
-    """The parts of `HOST:PORT`, both None where nothing is given."""
+    """The parts of `HOST:PORT`; both None if not given."""
     if coordinator is None:
         return None, None
     host, _, port = coordinator.rpartition(":")
@@ -120,15 +120,15 @@ KEY: Final = "PERFMODEL_LAUNCH_KEY"
 NAME: Final = ".launch.json"
 """File in the folder of the tables that leads to process 0."""
 MIN_KEY: Final = 16
-"""Characters of a secret at least."""
+"""Least number of characters of a secret."""
 MOST_WAITING: Final = 64
-"""Connections that wait to be looked at; more are refused by the system."""
+"""Most connections that wait to be accepted; the system refuses more."""
 MOST_TURNED_AWAY: Final = 100
-"""Connections without the secret, after which process 0 gives up."""
+"""Number of connections without the secret after which process 0 gives up."""
 HANDSHAKE_S: Final = 10
 """Seconds in which the other end has to prove that it knows the secret."""
 KEEPALIVE_S: Final = 60
-"""Seconds of silence after which the system looks whether the other end is still there."""
+"""Seconds of silence after which the system checks whether the other end is still connected."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
 
 
 def _read(launch: Launch, folder: Path) -> Meeting:
-    """Return the address on which process 0 waits: the flags' where given, else the file's."""
+    """Return the address on which process 0 waits, from the flags if given, else from the file."""
     # Nodes without a shared folder are told everything, by arguments and by the environment.
     key = _key_of_environment()
     if key and launch.host and launch.port:
@@ -262,7 +262,7 @@ def _key_of_environment() -> str | None:
 
 
 def _write_private(path: Path, meeting: Meeting) -> None:
-    """Write a meeting whole or not at all, and for this user's eyes only."""
+    """Write a meeting atomically, readable only by this user."""
     # Made with its permissions, as changing them afterwards would leave a moment in which others can read it.
     new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -295,7 +295,7 @@ def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection 
 
 
 def _set_patience(peer: socket.socket, seconds: int) -> None:
-    """Have reads of a socket fail after so many seconds without a byte; 0: never."""
+    """Make reads of a socket fail after a number of seconds without a byte; 0: never."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 

@@ -31,11 +31,11 @@ class Place:
     rank: int
     """Number of the rank in its group."""
     num_ranks: int
-    """Ranks of the group."""
+    """Number of ranks in the group."""
     coordinator: str
     """`host:port` at which rank 0 brings the group together."""
     core: int | None = None
-    """Core to keep to."""
+    """Core that the process is pinned to."""
     host: Host | None = None
     """Emulated host to move to."""
     local_rank: int = 0
@@ -81,7 +81,7 @@ def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> 
 
 
 def _receive(pipe: Connection) -> tuple[Any, ...] | None:
-    """The next request; None where there will be none, as the rank is told to stop or its parent is gone."""
+    """The next request; None if the rank is told to stop or its parent has ended."""
     try:
         request = pipe.recv()
     except EOFError:
@@ -217,15 +217,15 @@ class RankProcess:
         theirs.close()
 
     def fileno(self) -> int:
-        """Handle for `multiprocessing.connection.wait`: readable when there is an answer, or no rank any more."""
+        """Handle for `multiprocessing.connection.wait`, readable when there is an answer or the rank has ended."""
         return self._pipe.fileno()
 
     def send(self, request: tuple[Any, ...]) -> None:
-        """Send a request; `OSError` where the rank is gone."""
+        """Send a request; raises `OSError` if the rank has ended."""
         self._pipe.send(request)
 
     def recv(self) -> tuple[str, Any]:
-        """The next answer; `EOFError` or `OSError` where the rank is gone."""
+        """Receive the next answer; raises `EOFError` or `OSError` if the rank has ended."""
         return self._pipe.recv()
 
     def end(self, grace_s: float) -> None:
@@ -240,7 +240,7 @@ class RankProcess:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

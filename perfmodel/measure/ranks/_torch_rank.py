@@ -1,4 +1,4 @@
-"""Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
+"""Ranks whose collectives run on torch.distributed: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,11 +56,12 @@ class GlooSession(RankSession):
         self._reset()
 
     def run(self, calls: int) -> list[Span]:
-        """Start and end of each of `calls` calls, after one that lines the ranks up; they return when they are done."""
+        """Start and end of each of `calls` calls, after one that synchronises the ranks; they return when they are
+        done."""
         return spans(calls, self._run_once)
 
     def time_kernel(self, op: KernelOp, calls: int, collectives: int) -> tuple[float, bool]:
-        """Seconds of calls of a kernel while so many of the loaded collectives run, and whether these outlasted them.
+        """Seconds of calls of a kernel while a number of the loaded collectives run, and whether these lasted longer.
 
         A thread of its own makes the collectives, as gloo's calls return when they are done.
         """
@@ -87,7 +88,7 @@ class GlooSession(RankSession):
         return self._kernels[op]
 
     def _run_often(self, calls: int) -> None:
-        """Run the collective so many times."""
+        """Run the collective a number of times."""
         for _ in range(calls):
             self._run_once()
 
@@ -119,7 +120,7 @@ GRAPH_CALLS: Final = 256
 class NcclSession(GlooSession):
     """A session on GPUs, one per rank.
 
-    The host needs some 10 to 20 us to launch a collective, longer than a small one takes inside a node. A CUDA graph
+    The host needs about 10 to 20 us to launch a collective, longer than a small one takes inside a node. A CUDA graph
     launches a whole bundle at once, as frameworks that train with graphs do, so that its time is the collective's.
     """
 
@@ -127,7 +128,7 @@ class NcclSession(GlooSession):
     device = "cuda"
 
     def load(self, op: Collective) -> None:
-        """Make this rank's buffers; graphs of the collective before are dropped."""
+        """Make this rank's buffers, and drop graphs of the previous collective."""
         super().load(op)
         self._graphs: dict[int, Any] = {}
 
@@ -165,7 +166,7 @@ class NcclSession(GlooSession):
         return evenly_divided(clock_s, parts)
 
     def time_kernel(self, op: KernelOp, calls: int, collectives: int) -> tuple[float, bool]:
-        """Seconds of calls of a kernel on one stream while so many collectives run on another.
+        """Seconds of calls of a kernel on one stream while a number of collectives run on another.
 
         Launches return before they are done, so that all collectives are queued before the first kernel.
         """
@@ -189,7 +190,7 @@ class NcclSession(GlooSession):
         return 1e-3 * start.elapsed_time(end), outlasted
 
     def _graph(self, calls: int) -> Any:
-        """A graph of so many calls, captured once; every rank captures the same, at the same time."""
+        """A graph with a number of calls, captured once; all ranks capture the same graph at the same time."""
         if calls not in self._graphs:
             cuda = torch_module().cuda
             # NCCL makes its connections in the first call, which no graph may hold.
@@ -224,14 +225,14 @@ def evenly_divided(clock_s: Sequence[float], parts: Sequence[int]) -> list[Span]
 
 
 def _dist() -> Any:
-    """`torch.distributed`, imported when it is first needed: torch need not be installed."""
+    """`torch.distributed`, imported on first use, because torch need not be installed."""
     import torch.distributed  # pyright: ignore[reportMissingImports]
 
     return torch.distributed
 
 
 class _Neighbours(NamedTuple):
-    """Ranks beside one in the ring of its group."""
+    """The two neighbours of a rank in the ring of its group."""
 
     after: int
     before: int
@@ -243,7 +244,7 @@ class _Neighbours(NamedTuple):
 
 
 def _ring_shift(output: Tensor, sent: Tensor, neighbours: _Neighbours, group: Any) -> None:
-    """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does."""
+    """Every rank sends to the next and receives from the previous one, as in nccl-tests' sendrecv."""
     dist = _dist()
     send = dist.P2POp(dist.isend, sent, neighbours.after, group)
     receive = dist.P2POp(dist.irecv, output, neighbours.before, group)

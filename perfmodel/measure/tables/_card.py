@@ -52,7 +52,7 @@ def software(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    """The CPU's name, as Linux has it or else as Python does."""
+    """The CPU's name, from Linux or else from Python."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
     except OSError:
@@ -71,7 +71,7 @@ class Card:
     """Checksum of the table, which shows whether the table was changed."""
     rows: int
     suspect_rows: int
-    """Rows that stayed above the interference limit, their `variant` says so; not for fitting."""
+    """Number of rows that stayed above the interference limit, which their `variant` marks; they are not fitted."""
     schema_version: int
     """`SCHEMA_VERSION` of the release that wrote it."""
     units: dict[str, str]
@@ -90,7 +90,7 @@ class Card:
     """Stopping rule, and how calls were timed."""
     licence: str
     date: str
-    """Day of the measurement, as ISO 8601 has it."""
+    """Day of the measurement in ISO 8601."""
 
 
 def card_path(table: Path) -> Path:

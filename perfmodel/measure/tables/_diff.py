@@ -55,7 +55,7 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
 
 
 def _figures(counts: dict[str, Any]) -> dict[str, Any]:
-    """A family's figures, as `compare` returns them."""
+    """A family's figures in the form that `compare` returns."""
     ratios, apart = counts["ratios"], counts["apart"]
     return {
         "rows": len(ratios),
@@ -114,12 +114,12 @@ def _family(row: Row) -> str:
 
 
 def _cards(path: Path) -> list[Card]:
-    """Cards of the tables at a path, as far as they have any."""
+    """Cards of the tables at a path that have one."""
     return [read_card(table) for table in _tables(path) if card_path(table).exists()]
 
 
 def _card_differences(first: list[Card], second: list[Card]) -> dict[str, list[Any]]:
-    """Name -> both values, those of several tables joined; a side without cards has `None`."""
+    """Both values by name, joined over several tables; `None` for a side without cards."""
     first_values, second_values = _flat(first), _flat(second)
     differences = {}
     for name in first_values | second_values:

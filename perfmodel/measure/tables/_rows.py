@@ -40,7 +40,7 @@ NOT_IDENTITY: Final = frozenset(
         "variant",
     }
 )
-"""Columns that do not tell one row of a plan from another."""
+"""Columns that do not distinguish rows of a plan."""
 
 Row = dict[str, Any]
 """Column -> value, JSON types only."""
@@ -56,7 +56,7 @@ class Point:
     loaded: bool = False
     """Whether the device works for a while before the first sample."""
     beside: Collective | None = None
-    """A collective that runs on the device meanwhile."""
+    """A collective that runs on the device at the same time."""
 
     @property
     def state(self) -> str:
@@ -107,7 +107,7 @@ def row_key(row: Mapping[str, Any]) -> str:
 
 
 def state_of(variant: str) -> str:
-    """`COLD`, `LOADED` or `BESIDE` where the `variant` of a kernel's row says so; else empty."""
+    """`COLD`, `LOADED` or `BESIDE`, from the `variant` of a kernel's row; else empty."""
     state = _STATE.search(variant)
     if state is None:
         return ""
@@ -115,7 +115,7 @@ def state_of(variant: str) -> str:
 
 
 def _key(columns: Mapping[str, Any], state: str) -> str:
-    """Columns as a text that is equal for equal rows, before and after they went through a file."""
+    """Columns as a text that is equal for equal rows, before and after writing to a file."""
     # Tables hold whole numbers as 4.0 beside empty cells, and cells that an op lacks are empty.
     values = {}
     for name, value in columns.items():
@@ -162,7 +162,7 @@ def collective_columns(op: Collective) -> Row:
 
 
 def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, state: str = "") -> Row:
-    """Median, spread and quality of a timing; `variant` gives way to `SUSPECT` where it was disturbed.
+    """Median, spread and quality of a timing; `variant` is replaced by `SUSPECT` if it was disturbed.
 
     Args:
         state: see `Point.state`.

@@ -24,7 +24,7 @@ class Record:
     """`row_key` of the row."""
     row: Row
     earlier: bool = False
-    """Whether it is from a finished table, and no attempt of this sweep."""
+    """Whether it is from a finished table instead of an attempt of this sweep."""
 
     def line(self) -> str:
         """The record as a line of a partial file."""
@@ -44,7 +44,7 @@ class PartialFile:
     """Facts that must agree for two runs to share a table: device, collector, software."""
 
     def open(self, earlier: Callable[[], Sequence[Record]] = tuple) -> list[Record]:
-        """Records of an interrupted run; where there is none, starts the file with `earlier()`.
+        """Records of an interrupted run; if there is none, the file is started with `earlier()`.
 
         Raises:
             CalibrationError: if the file was written under another header.
@@ -59,7 +59,7 @@ class PartialFile:
         return records
 
     def read(self, *, any_header: bool = False) -> list[Record] | None:
-        """Records of an interrupted run, the file left as it is; `None` where there is none."""
+        """Records of an interrupted run, without changing the file; `None` if there is none."""
         # Read as bytes, since a line may be torn within a character.
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         complete_lines = [line for line in lines if line.endswith(b"\n")]

@@ -121,17 +121,17 @@ class Timing:
     std_s: float
     """Standard deviation over the kept samples; 0 for a single one."""
     n_repeats: int
-    """Kept samples."""
+    """Number of samples that were kept."""
     n_set_aside: int
-    """Samples left out for interference; 0 where too few were clean and all are used."""
+    """Samples left out for interference; 0 if too few were clean and all are used."""
     half_width: float
     """Reached half-width as a share of the median; infinite below 6 samples."""
     interference: float
-    """Mean share over the samples used; above the rule's limit only where too few clean ones came."""
+    """Mean interference of the samples used; above the rule's limit only if there were too few clean ones."""
 
 
 SampleCalls = Callable[[int], Sample]
-"""Runs the given number of calls once and says how long they took together."""
+"""Function that runs a number of calls once and returns the time of all together."""
 
 
 def time_calls(sample: SampleCalls, rule: StoppingRule) -> Timing:

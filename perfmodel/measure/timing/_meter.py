@@ -11,11 +11,11 @@ from typing import Protocol
 from perfmodel.catalog.this_machine import usable_cores
 
 _LOOK_S = 0.5
-"""Seconds over which it is looked whether the cores are busy."""
+"""Seconds over which the load of the cores is measured."""
 _PROC_STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4, 5, 6)
-"""Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)). The system's work
-for messages is in the last two: where ranks exchange them, it is theirs and no interference."""
+"""Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)). The last two contain
+the system's work for messages, which belongs to the ranks that exchange them and is not interference."""
 _GUEST_FIELDS = 2
 """`guest` and `guest_nice` at the end are already part of `user` and `nice`."""
 
@@ -28,7 +28,7 @@ class Reading:
     own_s: float
     """Processor time of the measured processes."""
     busy_s: float
-    """Processor time of everybody on the watched cores."""
+    """Processor time of all processes on the watched cores."""
 
 
 class Meter(Protocol):
@@ -40,7 +40,7 @@ class Meter(Protocol):
         ...
 
     def read(self, own_s: float | None = None) -> Reading:
-        """The counters now; `own_s` where the measured processes are not this one."""
+        """The current counters; `own_s` if the measured processes are not this one."""
         ...
 
     def interference(self, before: Reading, after: Reading) -> float:
@@ -159,7 +159,7 @@ def wait_until_quiet(
 
 
 def _busy_share(duration_s: float) -> float:
-    """Busy share of the usable cores over the next seconds; 0 where the system does not tell."""
+    """Busy share of the usable cores over the next seconds; 0 if the system does not report it."""
     # Only Linux tells; elsewhere nothing is waited for.
     if not _PROC_STAT.exists():
         return 0.0
@@ -185,7 +185,7 @@ def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
 
 
 def _share(before: Reading, after: Reading, *, cores: int) -> float:
-    """Share of the cores' time between two readings in which they were busy with other work than ours."""
+    """Share of the cores' time between two readings spent on work of other processes."""
     # Counters of different clocks may disagree by a little, hence the bounds.
     available_s = (after.wall_s - before.wall_s) * cores
     if available_s <= 0:

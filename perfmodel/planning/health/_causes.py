@@ -23,7 +23,7 @@ SKIPPED_STEPS: Final = "skipped_steps"
 
 @dataclass(frozen=True, kw_only=True)
 class Severity:
-    """A fault at one severity."""
+    """One fault of a run at one severity, with its effect on the step."""
 
     description: str
     """The severity in words, such as `at 25 % of its bandwidth`."""

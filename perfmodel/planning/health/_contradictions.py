@@ -37,7 +37,7 @@ class Contradiction:
 
     @property
     def sentence(self) -> str:
-        """The contradiction in words."""
+        """What contradicts what, as one sentence."""
         return f"{self.setting} is {self.log} in the log and {self.script} in the script"
 
 

@@ -53,7 +53,7 @@ class Observed:
     steady_s: float
     """Usual step before any drift."""
     expected_s: float
-    """Predicted step."""
+    """Predicted step time."""
     deviation: float
     """Standard deviation of the log step time over known sites."""
     expected_sync_s: float

@@ -23,7 +23,7 @@ from perfmodel.planning.health._causes import (
 )
 from perfmodel.planning.health._contradictions import WhatRan, flops_remark, what_ran
 from perfmodel.planning.health._evidence import Likely, Observed, weigh
-from perfmodel.planning.health._measurements import most_telling
+from perfmodel.planning.health._measurements import most_telling, undecided_sentence
 from perfmodel.planning.health._series import StepSeries, step_series
 from perfmodel.planning.health._shown import Cause, option_causes, shown_causes
 from perfmodel.planning.what_if import Scenario, step_s
@@ -43,6 +43,8 @@ NAMED_CAUSES: Final = 3
 _UNUSUAL: Final = 0.9
 """A run that is slower than this share of sites is called unusual."""
 _CERTAIN: Final = 0.8
+_DECIDED: Final = 0.5
+"""A cause that the log does not show is likelier than all others together from this probability on."""
 _GOOD_PART: Final = 0.05
 """A run has a fault where a cause of this probability explains this share of the step."""
 _LEAST_PROBABILITY: Final = 0.01
@@ -80,6 +82,8 @@ class RunHealth:
     """Causes, the likeliest first, `NAMED_CAUSES` at most."""
     next_measurement: str
     """Measurement that distinguishes between the causes, or confirms the only one; empty without a cause."""
+    undecided: str
+    """Why the log cannot tell the likeliest causes apart, and what to log in the next run; empty if it can."""
     typical_site_s: float
     """Step time on a typical site."""
     good_site_s: float
@@ -154,6 +158,7 @@ class RunHealth:
             "drift": None if series.drift is None else asdict(series.drift),
             "causes": [asdict(cause) for cause in self.causes],
             "next_measurement": self.next_measurement,
+            "undecided": self.undecided,
             "contradictions": list(self.contradictions),
             "remarks": list(self.remarks),
         }
@@ -243,6 +248,7 @@ def check_run(
         no_fault_probability=no_fault,
         causes=tuple(causes),
         next_measurement=most_telling(probability).text if causes else "",
+        undecided=_undecided(causes, log, series),
         typical_site_s=expected.step_time_s,
         good_site_s=expected.step_time_s * exp(-_GOOD_SITE * deviation),
         contradictions=tuple(contradiction.sentence for contradiction in job.contradictions),
@@ -257,7 +263,7 @@ def check_run(
 def _guessed_causes(
     hidden: Sequence[Likely], shown: Sequence[Cause], left_s: float, jumping: StepSeries | None
 ) -> list[Cause]:
-    """Hidden faults that are likely enough, and that the log does not show anyhow, as causes.
+    """Turn likely hidden faults into causes, except those that the log shows anyhow.
 
     Args:
         left_s: seconds of a step that the shown causes leave to explain.
@@ -289,13 +295,27 @@ def _guessed_causes(
 def _worth_naming(shown: Sequence[Cause], guessed: Sequence[Cause], least_s: float) -> list[Cause]:
     """The causes that explain more than `least_s` of a step, in the order of the seconds that each is expected to."""
     # Expected are probability times what the cause would explain. Hidden faults exclude one another and compete for the
-    # same seconds, so that among them only the probability counts.
+    # same seconds, so that among them only the probability counts. What the log shows comes before guesses that are
+    # less likely than not.
     guessed = [cause for cause in guessed if cause.explains_s > least_s]
     hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
     expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
     expected_s |= {cause.name: cause.explains_s for cause in shown}
     causes = [cause for cause in (*shown, *guessed) if cause.explains_s > least_s]
-    return sorted(causes, key=lambda cause: -expected_s[cause.name])[:NAMED_CAUSES]
+    return sorted(causes, key=lambda cause: (cause.probability < _DECIDED, -expected_s[cause.name]))[:NAMED_CAUSES]
+
+
+def _undecided(causes: Sequence[Cause], log: TrainingLog, series: StepSeries) -> str:
+    """A sentence if the log cannot tell the likeliest causes apart; empty if it can."""
+    unsure = [cause for cause in causes if cause.probability < _DECIDED]
+    if len(unsure) < 2 or causes[0] not in unsure:
+        return ""
+    return undecided_sentence(
+        log.format,
+        has_timers=bool(log.timers),
+        has_clocks=log.clocks is not None,
+        batch_grows=series.small_batch is not None,
+    )
 
 
 def log_deviation(prediction: Prediction) -> float:
@@ -432,6 +452,11 @@ def _remarks(
         )
     if log.count("allocator_retry"):
         remarks.append("the log reports that the allocator flushed its cache; reduce memory use")
+    if series.untimed_events:
+        remarks.append(
+            f"the log reports {series.untimed_events} checkpoints and evaluations, but neither their duration nor the "
+            "time of day, so their cost is not included; print time stamps, or compare with a run without them"
+        )
     if series.restarts:
         remarks.append(f"the run was restarted {series.restarts} times")
     return tuple(filter(None, remarks))

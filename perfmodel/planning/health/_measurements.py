@@ -94,6 +94,35 @@ MEASUREMENTS: Final = (
 )
 
 
+_LOG_MORE: Final[Mapping[str, tuple[str, str]]] = {
+    "megatron": ("--timing-log-level 1 --timing-log-option minmax", "--log-straggler"),
+    "deepspeed": ('"wall_clock_breakdown": true', ""),
+}
+"""Settings by log format that make a log time the phases of a step, and report the clocks of devices."""
+
+
+def undecided_sentence(log_format: str, *, has_timers: bool, has_clocks: bool, batch_grows: bool) -> str:
+    """A sentence for several causes that the log cannot tell apart: why it cannot, and what to log in the next run.
+
+    Args:
+        log_format: one of `LOG_FORMATS`.
+        has_timers: whether the log times phases of a step.
+        has_clocks: whether the log reports the clocks of devices.
+        batch_grows: whether the log has steps with several batch sizes.
+    """
+    because = "it only has step times"
+    if has_timers or has_clocks or batch_grows:
+        because = "what it holds besides step times fits several of them"
+    for_timers, for_clocks = _LOG_MORE.get(log_format, ("", ""))
+    settings = []
+    if for_timers and not has_timers:
+        settings.append(for_timers)
+    if for_clocks and not has_clocks:
+        settings.append(for_clocks)
+    log_more = f". In the next run, set {' '.join(settings)} to log more" if settings else ""
+    return f"this log cannot tell these causes apart, because {because}; the measurement below can{log_more}"
+
+
 def most_telling(weight: Mapping[str, float]) -> Measurement:
     """The measurement expected to distinguish the causes best; for a single cause, the one that confirms it.
 

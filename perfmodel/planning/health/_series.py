@@ -15,6 +15,8 @@ StallKind = Literal["checkpoint", "evaluation", "periodic", "irregular"]
 _REPORTED: Final[tuple[StallKind, ...]] = ("checkpoint", "evaluation")
 LEAST_STEPS: Final = 3
 """Fewest lines about steps after the warm-up from which anything can be concluded."""
+_MOVING_CLOCKS: Final = ("hf-trainer", "levanter")
+"""Formats whose clock is the progress bar's own, of which the step time is already a moving mean."""
 _WARM: Final = 1.15
 """The first steps are warm-up as long as they exceed the usual step by this factor."""
 _WINDOW: Final = 15
@@ -98,6 +100,8 @@ class StepSeries:
     """Steps with the smallest batch, where the batch grows over the run."""
     restarts: int
     skipped_steps: int
+    untimed_events: int = 0
+    """Checkpoints and evaluations whose duration the log neither states nor shows by the time of day."""
 
     @property
     def before_drift_s(self) -> float:
@@ -163,9 +167,11 @@ def step_series(
         seconds,
         covered,
     )
-    if log.format in ("hf-trainer", "levanter"):
-        # Their clock is the progress bar's own, of which the step time is already a moving mean.
+    if log.format in _MOVING_CLOCKS:
         pauses_s = np.zeros_like(pauses_s)
+    has_clock = log.format not in _MOVING_CLOCKS and any(step.clock_s is not None for step, _ in timed)
+    if not has_clock:
+        pauses_s = pauses_s + _stated_pauses(log, steps, covered)
     steps_after = steps[warm:]
     seconds_after = seconds[warm:]
     covered_after = covered[warm:]
@@ -186,6 +192,13 @@ def step_series(
     usual_seconds = seconds_after[usual] if usual.any() else seconds_after
     usual_s = float(np.median(usual_seconds))
     total = float(covered_after.sum())
+    stalls = _stalls(log, steps_after, covered_after, lost_s, total, save_every)
+    # Without a clock, pauses between steps that the log does not time leave no trace.
+    timed_kinds = {stall.kind for stall in stalls}
+    untimed_events = 0
+    for event in log.events:
+        if not has_clock and event.kind in _REPORTED and event.seconds is None:
+            untimed_events += event.kind not in timed_kinds
     return StepSeries(
         steps=tuple(steps_after.tolist()),
         seconds=seconds_after,
@@ -195,11 +208,12 @@ def step_series(
         usual_s=usual_s,
         scatter=scatter_s / usual_s,
         mean_s=float((seconds_after * covered_after + pauses_after_s).sum()) / total,
-        stalls=_stalls(log, steps_after, covered_after, lost_s, total, save_every),
+        stalls=stalls,
         drift=_drift(steps_after[usual], seconds_after[usual]),
         small_batch=_small_batch(log, tokens_per_step, devices, global_batch),
         restarts=log.count("restart"),
         skipped_steps=sum(step.skipped_steps for step in log.steps) + log.count("overflow"),
+        untimed_events=untimed_events,
     )
 
 
@@ -253,6 +267,18 @@ def _pauses(
     return np.where(np.isfinite(pause_s) & (pause_s > least_s), pause_s, 0.0)
 
 
+def _stated_pauses(
+    log: TrainingLog, steps: np.ndarray, covered: Float[np.ndarray, " lines"]
+) -> Float[np.ndarray, " lines"]:
+    """Seconds of pause before each line that the log states for its checkpoints and evaluations."""
+    pauses_s = np.zeros(len(steps))
+    for event in log.events:
+        after = (steps - covered <= event.after_step) & (event.after_step < steps)
+        if event.kind in _REPORTED and event.seconds is not None and after.any():
+            pauses_s[np.argmax(after)] += event.seconds
+    return pauses_s
+
+
 def _running_median(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Median of the values around each."""
     half = _WINDOW // 2
@@ -279,7 +305,7 @@ def _stalls(
     stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
         beside = _lines_beside(log, kind, steps, covered)
-        stalls_by_kind += _kind_of_stalls(kind, steps, lost_s, stalled & beside, total_steps)
+        stalls_by_kind += _kind_of_stalls(kind, steps, covered, lost_s, stalled & beside, total_steps)
         stalled &= ~beside
 
     # A script that saves every N steps explains stalls at multiples of N in logs that do not report checkpoints.
@@ -288,11 +314,11 @@ def _stalls(
         saved_just_before = (steps - 1) % save_every == 0
         after_save = saved_within | saved_just_before
         if after_save[stalled].mean() > 0.8:
-            stalls_by_kind += _kind_of_stalls("checkpoint", steps, lost_s, stalled, total_steps)
+            stalls_by_kind += _kind_of_stalls("checkpoint", steps, covered, lost_s, stalled, total_steps)
             stalled = np.zeros_like(stalled)
 
-    kind = "periodic" if _period(steps[stalled]) else "irregular"
-    stalls_by_kind += _kind_of_stalls(kind, steps, lost_s, stalled, total_steps)
+    kind = "periodic" if _period(steps[stalled], covered[stalled]) else "irregular"
+    stalls_by_kind += _kind_of_stalls(kind, steps, covered, lost_s, stalled, total_steps)
     return tuple(sorted(stalls_by_kind, key=lambda stalls: -stalls.seconds_per_step))
 
 
@@ -316,6 +342,7 @@ def _lines_beside(
 def _kind_of_stalls(
     kind: StallKind,
     steps: np.ndarray,
+    covered: Float[np.ndarray, " lines"],
     lost_s: Float[np.ndarray, " lines"],
     chosen: Bool[np.ndarray, " lines"],
     total_steps: float,
@@ -329,24 +356,33 @@ def _kind_of_stalls(
             count=int(chosen.sum()),
             seconds_each=float(np.median(lost_s[chosen])),
             seconds_per_step=float(lost_s[chosen].sum()) / total_steps,
-            every=_period(steps[chosen]),
+            every=_period(steps[chosen], covered[chosen]),
         )
     ]
 
 
-def _period(steps: np.ndarray) -> int | None:
-    """Steps from one stall to the next, where they are about the same for at least three."""
+def _period(steps: np.ndarray, covered: Float[np.ndarray, " stalls"]) -> int | None:
+    """Steps from one stall to the next, if they are about the same for at least three.
+
+    Args:
+        steps: last step of each line with a stall.
+        covered: steps that each of these lines covers, within which the place of its stall is unknown.
+    """
     between = np.diff(steps)
     if len(between) < 2:
         return None
 
-    # The middle half of the distances is robust against a missed or an extra stall.
+    # The middle half of the distances is robust against a missed or an extra stall. Lines of several steps, as
+    # progress bars have them, hide where in a line its stall is, so that distances differ by up to twice as many.
     low, middle, high = np.quantile(between, [0.25, 0.5, 0.75])
-    if high - low > max(1.0, _REGULAR * middle):
+    blur = 2 * (float(np.median(covered)) - 1)
+    if high - low > max(1.0, _REGULAR * middle, min(blur, middle / 3)):
         return None
     # Several steps in a row are one long stall.
     if middle < 2:
         return None
+    if blur > 0:
+        return round(float(between.mean()))
     return Counter(between.tolist()).most_common(1)[0][0]
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from perfmodel.units import GIB, duration
+from perfmodel.units import GIB, duration, plural
 
 if TYPE_CHECKING:
     from perfmodel.planning.health._health import RunHealth
@@ -41,11 +41,14 @@ def health_text(health: "RunHealth") -> str:
         if any(cause.probability < 1 for cause in health.causes):
             no_fault = f"{health.no_fault_probability:.0%}" if health.no_fault_probability >= 0.005 else "below 1%"
             lines.append(f"probability that there is no fault and the site is just slower than most: {no_fault}")
+        if health.undecided:
+            lines.append(health.undecided)
         to_tell_apart = ", to distinguish them" if len(health.causes) > 1 else ""
         lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
     if series.warm_up_steps:
+        steps = plural("step", series.warm_up_steps)
         longer = duration(max(series.warm_up_s, 0.0))
-        lines.append(f"not counted: {series.warm_up_steps} steps of warm-up, {longer} longer than usual")
+        lines.append(f"not counted: {series.warm_up_steps} {steps} of warm-up, {longer} longer than usual")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ class Executor:
 
 
 HERE: Final = Executor(lambda function, items: [function(item) for item in items], 1)
-"""This process."""
+"""An executor that works in this process."""
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Ranking:
 
     @property
     def step_s(self) -> Float[np.ndarray, " layouts"]:
-        """Step times."""
+        """Step time of each layout in seconds."""
         return np.array([p.step_time_s for p in self.predictions])
 
     def at(self, places: Sequence[int] | Int[np.ndarray, " some"]) -> "Ranking":

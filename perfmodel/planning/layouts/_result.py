@@ -33,7 +33,7 @@ class Beyond:
     notation: str
     """The layout in the notation of the framework."""
     value: float
-    """Value of the objective."""
+    """Value of the search's objective."""
     step_time_s: float
     gain: float
     """Gain in the objective relative to the best layout that the framework can run; infinite if it can run none."""

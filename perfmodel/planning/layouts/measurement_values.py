@@ -38,7 +38,7 @@ class Observation:
     """A possible measurement, modelled as slopes w + noise, with w the standard normal sources of error."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of measurement, one of `KINDS`."""
     places: tuple[int, ...]
     """Places of the layouts that are run."""
     slopes: Float[np.ndarray, "nodes observations sources"]
@@ -52,7 +52,7 @@ class MeasurementValue:
     """The value of one measurement for the choice between layouts."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of measurement, one of `KINDS`."""
     places: tuple[int, ...]
     """Places of the layouts that are run, among those that are chosen from."""
     regret: float

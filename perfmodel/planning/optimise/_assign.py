@@ -14,7 +14,7 @@ class Assignment:
     """An assignment of items to devices."""
 
     device: tuple[int, ...]
-    """Device of every item."""
+    """Device that each item is assigned to."""
     value_s: float
     """Seconds of the busiest device."""
     lower_bound_s: float

@@ -47,7 +47,7 @@ class Cuts:
 
     @property
     def value(self) -> float:
-        """The minimised value."""
+        """Cost of the division, which is minimised: `sum` plus `max`."""
         return self.sum + self.max
 
 

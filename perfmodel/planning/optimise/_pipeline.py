@@ -45,7 +45,7 @@ class KindCosts:
     of_kind: Mapping[str | None, StageCosts]
     """Costs by the kind's name; by None where nodes are alike."""
     supply: tuple[int, ...]
-    """Stages on each kind."""
+    """Number of stages on each kind of nodes."""
 
     def layouts(self, base: Layout, cuts: Iterable[CutOnKinds]) -> list[Layout]:
         """Return the layout with each partition that fits, recomputing as many layers as necessary."""

@@ -50,7 +50,7 @@ class MicroBatchResult:
     best_uniform_s: float
     """Step time with equal sizes of any number that fits."""
     best_uniform: int
-    """Size of those micro-batches."""
+    """Size of the micro-batches if all are equal."""
     evaluated: int
     seconds: float
 

@@ -115,7 +115,7 @@ class Curve:
     multiple: bool
     """Whether the values are multiples of the present value."""
     step_s: tuple[float, ...]
-    """Step time at each."""
+    """Step time at each value of the parameter."""
     hidden_up_to: float | None
     """Largest value of a delay that the step does not feel (within 0.1 %); None for other parameters."""
 

@@ -69,7 +69,7 @@ class Memory:
     cuts: Cuts
     """The model, cut between layers."""
     sizes: Float[np.ndarray, " sizes"]
-    """Micro-batch sizes."""
+    """Micro-batch sizes that memory is given for."""
     of_types: tuple[tuple[_MemoryTerms, ...], ...]
     """Terms by element type and micro-batch size."""
 

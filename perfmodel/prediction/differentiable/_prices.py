@@ -170,7 +170,7 @@ class PriceRequest(NamedTuple):
     problem: StepProblem
     """Problem on the machine as it is."""
     ops: tuple[Op, ...]
-    """The events."""
+    """Events to price."""
     time_s: Callable[[StepProblem], Float[np.ndarray, " n"]]
     """Seconds of the events in a problem."""
 

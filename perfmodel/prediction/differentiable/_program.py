@@ -119,14 +119,14 @@ class Tables(NamedTuple):
     events: BlockEvents
     """Events of the blocks in every lane (`Programs.lanes`), with leading axes of element types and lanes."""
     event_price: Int[Any, "types lanes ops"]
-    """Place of each of them in `prices`."""
+    """Position of each event's price in `prices`."""
     entry_at: Int[Any, " entries"]
     """Positions of the events between blocks, in (type, knot, class) order."""
     entry_price: Int[Any, " entries"]
     knots: Float[Any, " knots"]
     """Layers per stage at which events between blocks are priced."""
     runs: Float[Any, "lanes 3 classes"]
-    """See `PassClasses.runs`."""
+    """Whether a class of a variant runs each direction of its blocks, as in `PassClasses.runs`."""
     cuts: Cuts
     saved_bytes: Float[Any, "types steps 2 blocks"]
     """Bytes of activations that a micro-batch saves, and the reduction of these bytes for a layer recomputed in
@@ -169,9 +169,9 @@ class Programs:
     mode: int
     """Recompute of the layers that do not recompute all (`RECOMPUTE_MODES`)."""
     loss: float
-    """See `beside_loss`."""
+    """Slowdown of passes beside reductions and gathers (`beside_loss`)."""
     ring_steps: int
-    """See `BlockEvents`."""
+    """Number of parts into which `tp_overlap` cuts a collective, as in `BlockEvents`."""
     absent: tuple[str, ...]
     """Kinds of collectives (fields of `BlockEvents`) that do not occur."""
     slices: int

@@ -108,7 +108,7 @@ class LayoutGrid:
 
     @cached_property
     def size(self) -> int:
-        """Valid layouts."""
+        """Number of valid layouts."""
         pipelines, _, recomputes, _ = self.shape
         valid = np.broadcast_to(self.valid, (pipelines, 1, recomputes, 1))
         return int(valid.sum()) * len(self.shards) * len(self.states)

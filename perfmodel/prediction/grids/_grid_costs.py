@@ -132,7 +132,7 @@ class GridCosts:
     """Memory and lower bounds of the step time of a grid's layouts."""
 
     grid: LayoutGrid
-    """The layouts."""
+    """Layouts that the costs are for."""
     peak_bytes: Float[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]
     """Memory of the fullest rank, exact, for choices that differ in it."""
     largest: Int[np.ndarray, "pipelines distinct_shards recomputes distinct_states"]

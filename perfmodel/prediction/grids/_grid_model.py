@@ -42,7 +42,7 @@ class PipelineKey(NamedTuple):
     """The part of a grid's degrees that its pipelines, counted in blocks of the model, depend on."""
 
     pp: int
-    """Pipeline ranks."""
+    """Number of pipeline ranks."""
     micro_batches: int
     """Micro-batches of a step."""
     combines_passes: bool
@@ -106,7 +106,7 @@ class GridModel:
     """Parts of the costs of some grids of one problem."""
 
     problem: StepProblem
-    """The problem."""
+    """What is trained, and on which machine."""
     full_layers: Sequence[PerStage]
     """Layers recomputed in full, as they occur in the grids' choices."""
     pipelines: PipelineCache = field(default_factory=PipelineCache)

@@ -17,24 +17,24 @@ class PipelineBlocks:
     """One pipeline counted in blocks of a model instead of stages; quantities are computed on first use."""
 
     spec: ProgramSpec
-    """The program."""
+    """Pipeline program that the blocks run in."""
     pipeline: Pipeline
     """Paths and fullest ranks of the pipeline, in stages."""
     counts: Float[np.ndarray, "stages blocks"]
-    """Blocks of every stage."""
+    """Number of blocks in every stage."""
     full: Float[np.ndarray, "fulls stages blocks"]
     """Blocks of every stage that are recomputed in full, in several choices."""
     slots_per_stage: int
-    """See `MemoryCosts.slots_per_stage`."""
+    """Micro-batches per stage that memory is reserved for (`MemoryCosts.slots_per_stage`)."""
 
     @property
     def variants(self) -> Int[np.ndarray, "variants 3"]:
-        """See `Structure.variants`."""
+        """Variants of a stage's passes, as in `Structure.variants`."""
         return self.pipeline.paths.variants
 
     @property
     def cycle(self) -> Float[np.ndarray, " paths"]:
-        """See `Paths.cycle`."""
+        """Number of steps over which each path repeats, as in `Paths.cycle`."""
         return self.pipeline.paths.cycle
 
     @cached_property

@@ -154,7 +154,7 @@ class Adjustment:
 
     @classmethod
     def from_dict(cls, device: str, value: Mapping[str, Any]) -> "Adjustment":
-        """Inverse of `to_dict`."""
+        """Read what `to_dict` returns."""
         unknown = set(value["values"]) - set(PARAMETERS)
         if unknown:
             raise ValueError(f"unknown parameter {min(unknown)}")

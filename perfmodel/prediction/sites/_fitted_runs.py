@@ -41,15 +41,15 @@ class FittedRuns:
     covariance: Rows
     """Covariance of the parameters, before the runs."""
     likeness: LayoutKernel
-    """See `SitePrior.likeness`."""
+    """Covariance of layouts beyond the factors, as in `SitePrior.likeness`."""
     noise: float
     """Standard deviation of the noise of one run at the typical site."""
     scatter: tuple[float, float]
-    """See `SitePrior.scatter`."""
+    """How much sites differ in the two scales of `Scales`, as in `SitePrior.scatter`."""
     doubt: float
-    """See `SitePrior.doubt`."""
+    """Factor on the noise variance of known runs, as in `SitePrior.doubt`."""
     held: float
-    """See `SitePrior.held_given`."""
+    """Factor on half-widths once runs are known, as in `SitePrior.held_given`."""
 
     @cached_property
     def known(self) -> KnownRuns:
@@ -157,7 +157,7 @@ class FittedRuns:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "FittedRuns":
-        """Inverse of `to_dict`."""
+        """Read what `to_dict` returns."""
         first, second = map(float, value["scatter"])
         return cls(
             at=_rows(value["at"]),

@@ -210,7 +210,7 @@ class LogInterval(NamedTuple):
     """The 90 % interval of the log of a time, around its prediction."""
 
     half_width: float
-    """Half of its width."""
+    """Half of the interval's width."""
     sources: dict[str, float]
     """Standard deviations of the log by source (`Uncertainty.by_source`)."""
 

@@ -163,9 +163,9 @@ class MemorySpread:
     """A normal distribution of log(measured / predicted)."""
 
     bias: float
-    """Mean."""
+    """Mean of the logarithm."""
     deviation: float
-    """Standard deviation."""
+    """Standard deviation of the logarithm."""
 
     def probability(self, needed: float, capacity: float) -> float:
         """Probability that a layout with a predicted need fits into a capacity (both in bytes, or both as shares)."""

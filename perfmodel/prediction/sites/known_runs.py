@@ -120,12 +120,12 @@ class Scales:
     single: Float[np.ndarray, " nodes"]
     """Multiplies the variance of single layouts and runs."""
     weight: Float[np.ndarray, " nodes"]
-    """Probability of each node; they sum to 1."""
+    """Probability of each node; all sum to 1."""
     overall: Float[np.ndarray, " nodes"] | float = 0.0
     """Variance of the log factor that all runs of the site have in common."""
 
     def with_overall_factor(self) -> "Scales":
-        """Every node for each of `OVERALL_FACTORS`."""
+        """Repeat every node with the variance of each entry of `OVERALL_FACTORS`."""
         kinds, nodes = len(OVERALL_FACTORS), len(self.weight)
         chance = np.repeat([kind.chance for kind in OVERALL_FACTORS], nodes)
         variance = np.repeat([kind.sd**2 for kind in OVERALL_FACTORS], nodes)

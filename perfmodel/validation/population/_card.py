@@ -111,7 +111,7 @@ def _worth_of_runs(fit: PopulationFit) -> list[str]:
 
 
 def _coverage(fit: PopulationFit) -> list[str]:
-    """How wide intervals are by what is unknown, and whether they hold what they promise with whole groups left out."""
+    """Lines on the width of intervals by what is unknown, and on their coverage with whole groups left out."""
     coverage = Coverage(**fit.parameters[""]["common"]["coverage"])
     runs = fit.coverage
     half = covered_half_widths(coverage, runs)
@@ -145,7 +145,7 @@ def _coverage(fit: PopulationFit) -> list[str]:
 
 
 def _not_both(names: Iterable[str]) -> list[str]:
-    """All, then those of a framework alone, then those of an architecture alone."""
+    """Sort posteriors: that of all runs, then those of a framework alone, then those of an architecture alone."""
     alone = (name for name in names if name.startswith("|") or name.endswith("|"))
     return sorted(alone, key=lambda name: (name != "|", name.startswith("|"), name))
 
@@ -233,7 +233,7 @@ def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
 
 
 def _mean_worth(worths: Sequence[FewRuns]) -> FewRuns | None:
-    """Means over sources; None of no source."""
+    """Means over sources; None without a source."""
     if not worths:
         return None
     return FewRuns(

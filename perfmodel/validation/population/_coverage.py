@@ -22,7 +22,7 @@ from perfmodel.prediction.sites import UNKNOWNS, Coverage, saturated
 INSIDE: Final = 0.9
 """Share of runs inside their intervals."""
 _SMOOTHED: Final = 0.02
-"""Log error over which the interval score's slope turns, so that it has a gradient."""
+"""Width, in log error, over which the interval score is smoothed, so that it has a gradient."""
 _POWER: Final = 0.5
 _POWER_SD: Final = 0.1
 """Mean and standard deviation of the power, which count as one source: half-widths between those that the model of
@@ -66,12 +66,12 @@ class LeftOutRuns:
     """Whether facts were ever looked up with the errors of the run's source in view."""
 
     def take(self, chosen: Bool[np.ndarray, " runs"]) -> "LeftOutRuns":
-        """The selected runs."""
+        """The runs at some positions."""
         return LeftOutRuns(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     @classmethod
     def joined(cls, parts: Sequence["LeftOutRuns"]) -> "LeftOutRuns":
-        """Concatenate runs."""
+        """Join several sets of runs into one."""
         columns = {}
         for field in fields(cls):
             columns[field.name] = np.concatenate([getattr(part, field.name) for part in parts])
@@ -136,8 +136,8 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
 
 
 def _conformal_factor(shape: Coverage, runs: LeftOutRuns) -> float:
-    """The log of the factor on half-widths with which intervals hold `INSIDE` of runs by weight, by bisection: wider
-    ones hold more. The lowest that is tried where what runs leave open holds so many already."""
+    """Log of the factor on half-widths at which intervals hold the weighted share `INSIDE` of runs, by bisection; the
+    lowest factor if the open settings alone already cover that share."""
     narrow, wide = -_MOST_LOG, _MOST_LOG
     for _ in range(_BISECTIONS):
         middle = (narrow + wide) / 2

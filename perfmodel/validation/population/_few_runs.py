@@ -11,7 +11,7 @@ from perfmodel.prediction.sites.known_runs import CovarianceTerms, Scales, half_
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Numbers of runs of a source for which the card reports the gain."""
 OTHERS: Final = -1
-"""Stands for all runs of a source but the one predicted: what no update by fewer can be expected to reach."""
+"""Stands for all runs of a source except the predicted one, which bounds the gain from fewer known runs."""
 _DRAWS: Final = 20
 
 
@@ -34,7 +34,7 @@ class Covariances(CovarianceTerms):
     noise: float
     """Variance that is independent for each run."""
     doubt: float = 1.0
-    """`SitePrior.doubt`."""
+    """Factor on the variance, from `SitePrior.doubt`."""
 
 
 def others_given_known(
@@ -73,11 +73,11 @@ class Draw:
     """One draw of known runs, and the prediction of the others."""
 
     residual: Float[np.ndarray, " others"]
-    """Residuals of the other runs less what the known runs explain (`others_given_known`)."""
+    """Residuals of the other runs after the update by the known runs (`others_given_known`)."""
     half: Float[np.ndarray, " others"]
     """Half-widths of their 90 % intervals."""
     unknown: Int[np.ndarray, " others"]
-    """Places of the other runs among the source's runs."""
+    """Indices of the other runs among the source's runs."""
 
 
 Draws = dict[int, list[Draw]]

@@ -46,11 +46,11 @@ from perfmodel.validation.population._score import (
 _ROUNDS: Final = 2
 """Rounds of the fit. After each, scales of sources and weights of runs follow: a third one hardly moves the score."""
 _ITERATIONS: Final = 10
-"""Iterations of each round: variances then move by less than a tenth of their spread over teams left out."""
+"""Iterations of each round, after which variances change by less than a tenth of their spread over left-out teams."""
 _UNSEEN: Final = 1e-9
-"""Weight of runs that tell nothing."""
+"""Weight of runs without information."""
 DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
-"""`SitePrior.doubt` that are tried."""
+"""Values of `SitePrior.doubt` that are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, 
 
 
 def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> State:
-    """The state that the chosen runs lead to from nothing known; the others are never seen."""
+    """The state fitted to the chosen runs alone."""
     counted = np.array([chosen[index[0]] for index in score.members], float)
 
     def unseen(state: State) -> State:

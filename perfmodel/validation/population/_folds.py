@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from perfmodel.prediction.sites.constants import keys_share_a_team
 
 WHOLE_GROUPS: Final = ("framework", "architecture", "year", "model_kind")
-"""Labels whose groups are left out whole, to learn how far runs lie off where a group was never seen."""
+"""Labels whose groups are left out whole, to measure errors for groups that were never seen."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ SHARED: Final = LEVELS[:3]
 """Levels that are learned from other sources; the others are specific to a source, and to its frameworks and
 devices."""
 MOST: Final = 10
-"""Runs of a source that are fitted to; every source counts the same however many it has."""
+"""Most runs of a source that are fitted; every source has the same weight however many it has."""
 GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
@@ -48,7 +48,7 @@ LEVEL_DEGREES_OF_FREEDOM: Final = 1.0
 off as a whole, but these lie very far off. Among 1, 3 and a single scale for both parts, 1 predicts left-out sources
 best."""
 LEVEL_SCALES: Final = np.exp(np.linspace(np.log(0.25), np.log(64.0), 25))
-"""Scales that are tried."""
+"""Scales of a site's level that the fit tries."""
 START: Final = {
     "constant": [0.05] * len(LEVELS),
     "spread": [0.05] * len(LEVELS),
@@ -64,7 +64,8 @@ START: Final = {
 """Start values of standard deviations: of the factor that all classes share at a level and of the factor of each class,
 relative to each other; then as in `SitePrior`."""
 _LOOSE: Final = {"relative": 0.25, "events": 0.5, "length": 0.5}
-"""Standard deviations of the logs of these around the start; 1 of the others. They count as a third of a source."""
+"""Standard deviations of the priors of these logs around the start; 1 for the others. The priors count as a third of a
+source."""
 _PRIOR_WEIGHT: Final = 0.3
 _SPLITS: Final = np.cumsum([len(values) for values in START.values()])[:-1]
 
@@ -110,7 +111,7 @@ class SiteRuns:
         return {"everywhere": np.zeros(len(self.log), int)} | numbers
 
     def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
-        """The selected runs."""
+        """The runs at some positions."""
         labels = {name: values[index] for name, values in self.labels.items()}
         names = (field.name for field in fields(self) if field.name != "labels")
         return replace(self, **{name: getattr(self, name)[index] for name in names}, labels=labels)
@@ -159,12 +160,12 @@ class OwnParts(NamedTuple):
 
     @property
     def fixed(self) -> Any:
-        """What no scale of a site multiplies."""
+        """Covariance that no scale of a site multiplies."""
         return self.level + self.left_open
 
     @property
     def scatter(self) -> Any:
-        """All but the level: how runs of a source differ."""
+        """Covariance of differences between runs of a source: all parts except the level."""
         return self.left_open + self.within + self.repeats
 
     def scaled(self, level_scale: Any, scale: Any, noise: Any) -> Any:
@@ -214,11 +215,11 @@ class LeftOut(NamedTuple):
     residual: Any
     """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
     shared: Any
-    """Posterior covariance [runs, runs] of what runs share with other sources; 0 between folds."""
+    """Posterior covariance [runs, runs] of the part that runs share with other sources; 0 between folds."""
     own_parts: OwnParts
-    """Covariances of the part that each source has for itself."""
+    """Covariances of the part that is specific to each source."""
     noise: Any
-    """Variance that each run has for itself."""
+    """Independent variance of each run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,7 @@ class State:
     vector: Float[np.ndarray, " hyperparameters"]
     """Logarithms of the hyperparameters, in the order of `START`."""
     level_scale: Float[np.ndarray, " sources"]
-    """Scale of the variance of what all runs of each source have in common."""
+    """Scale of the variance of each source's common factor."""
     scale: Float[np.ndarray, " sources"]
     """Scale of the variance of how the runs of each source scatter."""
     weight: Float[np.ndarray, " runs"]
@@ -277,7 +278,7 @@ class Score:
 
     @cached_property
     def _left_out(self) -> Callable[..., LeftOut]:
-        """`left_out` of what a state is made of, compiled."""
+        """`left_out` with the arrays of a state as arguments, compiled."""
         import jax
 
         return jax.jit(self._of_folds)
@@ -455,7 +456,7 @@ def _log_normal(error: Any, variance: Any) -> Any:
 
 
 def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of every code in rows of one length, and which of them are there."""
+    """Indices of the runs of every code, padded to one length, with a mask of valid entries."""
     members_of_code = [np.flatnonzero(codes == at) for at in range(count)]
     lengths = np.array([len(members) for members in members_of_code])
     index = np.zeros((count, max(lengths)), int)

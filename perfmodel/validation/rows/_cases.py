@@ -210,8 +210,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
 
 
 def _with_degrees_of_devices(row: Row) -> Row:
-    """The row with as many replicas as the other degrees leave of its devices, as launchers have it, where all are
-    stated and contradict each other (`CONTRADICTIONS` says so)."""
+    """The row with the replicas that its devices and other degrees imply, as in launchers, if all are stated and
+    contradict each other (noted in `CONTRADICTIONS`)."""
     if any(number(row, name) is None for name in ("tp", "pp", "dp", "n_devices")):
         return row
     devices = count(row, "n_devices")
@@ -249,8 +249,8 @@ def cluster_of(row: Row, network_keys: Mapping[str, Any], run_name: str) -> tupl
 
 
 _MOST_OFF_PARAMETERS: Final = 0.15
-"""Stated parameters over those of the model, from which they contradict each other: counts leave embeddings out, or
-padding and heads in."""
+"""Ratio of stated parameters to the model's from which they contradict each other; smaller differences come from
+counting embeddings, padding and heads differently."""
 
 
 def _contradictions_of_sizes(row: Row, model: Model, cluster: Cluster) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST: Final = 10**9
-"""More than any size, degree or batch."""
+"""Upper limit of sizes, degrees and batches."""
 Row = Mapping[str, Any]
 """Cells of one row; empty ones are None."""
 
@@ -198,7 +198,7 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
 
 
 def _degrees(row: Row) -> dict[str, int]:
-    """The degrees that divide the devices; one that is not stated is what the others leave of them.
+    """The degrees of parallelism; one that is not stated follows from the devices and the others.
 
     Raises:
         Unusable: several are not stated, or one that does not follow.
@@ -217,7 +217,7 @@ def _degrees(row: Row) -> dict[str, int]:
 
 
 def _batch_of_throughput(row: Row, seq_len: int) -> int:
-    """Sequences per step by tokens per second and device, step time and devices; 0 where they are not all stated."""
+    """Sequences per step, from tokens per second and device, step time and devices; 0 unless all are stated."""
     rate = number(row, "measured_tokens_per_s_per_device")
     step_s = number(row, "measured_iter_time_s")
     if not rate or not step_s or number(row, "n_devices") is None:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KEY_TABLES: Final = ("layout", "job", "framework", "network", "model")
-"""Words that stand before the dot of a key."""
+"""Prefixes of keys, before the dot."""
 CONTRADICTIONS: Final = "contradictions_between_columns"
-"""Cell that holds in what a row's columns contradict each other, one sentence per line."""
+"""Cell with the contradictions between a row's columns, one sentence per line."""
 _PLAIN_COLUMNS: Final[Mapping[str, str]] = {
     "layout.tp": "tp",
     "layout.pp": "pp",
@@ -55,9 +55,9 @@ _PLAIN_COLUMNS: Final[Mapping[str, str]] = {
     "network.nic_gbit_per_s": "nic_gbit_per_s",
     "framework.name": "framework",
 }
-"""Plain columns that say the same as a key."""
+"""Plain columns that are equivalent to a key."""
 _WHOLE_MODEL: Final = frozenset({"layers", "hidden", "heads"})
-"""Keys with which `model.*` columns are a whole model, as the table [model] of a job file is."""
+"""Keys with which `model.*` columns define a whole model, as the table [model] of a job file does."""
 
 
 def rows_of(table: "pd.DataFrame") -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def key_tables(row: Row) -> dict[str, dict[str, Any]]:
 
 
 def _typed(table: str, name: str, value: Any) -> Any:
-    """A value with 0 and 1 as false and true where the key is a switch."""
+    """Convert 0 and 1 to false and true if the key is a switch."""
     # Tables write switches as 0 and 1, which the records' checks would take for numbers.
     kinds = {"layout": Layout, "job": Job, "framework": Framework}
     key_field = key_fields(kinds[table]).get(name) if table in kinds else None
@@ -145,7 +145,7 @@ def _equal_text(a: Any, b: Any) -> bool:
 
 
 def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
-    """Fill device and node size of a row with a cluster, and say in what they differ from its own."""
+    """Fill in device and node size from a row's cluster, and note where the row's own values differ."""
     try:
         cluster = catalog.cluster(text(row, "cluster"))
     except PerfModelError:
@@ -168,8 +168,8 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
 
 
 def _contradictions_of_counts(row: Row) -> list[str]:
-    """Sentences on how degrees contradict devices, and sequences micro-batches. Cells that are no numbers are left to
-    those who read them."""
+    """Sentences on contradictions between degrees and devices, and between sequences and micro-batches. Cells that are
+    not numbers are reported elsewhere."""
     try:
         # Degrees and batch can be multiplied out only if all cells are numbers.
         tp, pp, dp, devices = (number(row, name) for name in ("tp", "pp", "dp", "n_devices"))

@@ -34,7 +34,7 @@ _FAMILY: Final[dict[str, dict[str, Any]]] = {
         "activation": "relu2",
     },
 }
-"""Fields of a model by the first word of a row's family; the words after it describe."""
+"""Fields of a model by the first word of a row's family; further words are descriptions."""
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")
 MOST_HEADS: Final = 4096
 
@@ -198,7 +198,7 @@ def _reshaped(base: Transformer, row: Row) -> RowModel:
 
 
 def _dense_layers(row: Row, base: Transformer, layers: int) -> tuple[int, bool]:
-    """Leading layers without experts, and whether the row says so.
+    """Number of leading layers without experts, and whether the row states it.
 
     A column of its own states them; all layers of the model have those of the catalog; a cut has their share of its
     layers, and at least one where there are any.
@@ -244,7 +244,7 @@ def _built(row: Row, family: str, framework: Framework) -> RowModel:
 
 
 def _experts(row: Row, family: str, ffn: int) -> Experts | None:
-    """Routed experts of the row's inner size, where it states how many."""
+    """Routed experts with the row's inner size, if it states their number."""
     many = number(row, "n_experts")
     if many is None or many <= 1:
         if family == "moe":
@@ -261,7 +261,7 @@ def _experts(row: Row, family: str, ffn: int) -> Experts | None:
 
 def _further_tokens(model: Model, row: Row) -> Model:
     """The model with modules for multi-token prediction (the catalog's of the name and `-mtp`) or without them,
-    whichever comes nearer to the FLOPs per token that a row states by both its rates, visible attention counted."""
+    whichever is closer to the FLOPs per token implied by the row's two rates, counting only visible attention."""
     further = known_model(f"{model.name}-mtp")
     tflops = number(row, "measured_tflops_per_device")
     tokens_per_s = number(row, "measured_tokens_per_s_per_device")

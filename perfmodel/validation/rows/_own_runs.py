@@ -21,7 +21,7 @@ STEP_COLUMNS: Final = ("step_time_s", "measured_iter_time_s")
 _NEEDED: Final = ("model", "cluster", "layout", "global_batch")
 _OPTIONAL: Final = ("framework", "devices", *JOB_WORDS)
 _REMARKS: Final = ("name", *RUN_COLUMNS)
-"""Columns that say nothing of the step, or say again what the words do."""
+"""Columns that do not affect the step, or repeat other columns."""
 
 
 def has_words_of_predict(table: "pd.DataFrame") -> bool:

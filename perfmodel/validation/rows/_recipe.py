@@ -62,7 +62,7 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
 
 
 def _partition(row: Row, model: Transformer, fewer: int) -> dict[str, str]:
-    """Layers of every stage, where the last has fewer: it also computes the head. They must still divide evenly."""
+    """Layers of every stage if the last has fewer because it also computes the head; the others must divide evenly."""
     stages = count(row, "pp", 1) * count(row, "vpp", 1)
     if not fewer or stages == 1:
         return {}
@@ -89,8 +89,8 @@ def _recompute(row: Row, model: Model, set_by: Mapping[str, Any]) -> dict[str, A
 
 
 def _recipe_release(row: Row) -> str | None:
-    """The release of the recipe whose settings a row refers to, by its column `recipe_release` (`v25.04`); empty where
-    recipes have none (`default`), None where the row refers to none."""
+    """The release of the recipe whose settings a row refers to, by its column `recipe_release` (`v25.04`); empty if
+    recipes have none (`default`), None if the row refers to none."""
     release = text(row, "recipe_release")
     if not release:
         return None
@@ -98,7 +98,7 @@ def _recipe_release(row: Row) -> str | None:
 
 
 def _usual_name(model: Model) -> str:
-    """The catalog's name of a model, or the model's, where the catalog has none."""
+    """The catalog's name of a model, or the model's own name if it is not in the catalog."""
     return (known_model(model.name) or model).name
 
 

@@ -35,7 +35,7 @@ _SCHEDULES: Final[Mapping[str, str]] = {
     # All programs here wait for all gradients before an update.
     "zb-2p-sync-optimizer": "zb-h2",
 }
-"""Schedules by the names that rows have for them, where these are not the names of the schedules."""
+"""Schedules by the other names that rows use for them."""
 
 
 def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
@@ -79,7 +79,7 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
 
 
 def _stated_schedule(row: Row, spread: Spread) -> dict[str, Any]:
-    """The schedule of a row and its chunks per stage, as far as it states them.
+    """The schedule and chunks per stage of a row, if stated.
 
     Raises:
         Unusable: a schedule that is not modelled.
@@ -98,7 +98,7 @@ def _stated_schedule(row: Row, spread: Spread) -> dict[str, Any]:
 
 
 def _recomputed_layers(row: Row, spread: Spread, model: Model, framework: Framework) -> int | None:
-    """Layers that are recomputed as a whole, where the row says so or lets it be known; else None."""
+    """Number of layers that are recomputed in full, if the row states or implies it; else None."""
     # `selective` means parts of every layer in some frameworks and some whole layers in others,
     # where the utilisation tells how many.
     if framework.launch.selective_layers:
@@ -109,8 +109,8 @@ def _recomputed_layers(row: Row, spread: Spread, model: Model, framework: Framew
 
 
 def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
-    """Tensor-parallel degree inside experts: of its column; else tp, or the largest part of it with which `ep` groups
-    of experts find their ranks in a stage."""
+    """Tensor-parallel degree inside experts: from its column; else tp, or its largest divisor for which `ep` groups of
+    experts fit the ranks of a stage."""
     # Experts take ep * etp of a stage's tp * cp * dp ranks. The largest part of tp that comes out
     # even is what launchers derive.
     ranks = spread.tp * spread.cp * spread.dp
@@ -119,8 +119,8 @@ def _expert_tp(row: Row, spread: Spread, ep: int) -> int:
 
 
 def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
-    """Layers that are recomputed as a whole where `selective` means some of them: a share f of them makes HFU / MFU
-    = 1 + f / 3, a forward being a third. 0 where the row does not tell."""
+    """Number of layers recomputed in full if `selective` means some of them. A share f gives HFU / MFU = 1 + f / 3,
+    because a forward pass is a third of a step. 0 if the row does not state both."""
     hfu, mfu = number(row, "measured_hfu"), number(row, "measured_mfu")
     if not text(row, "recompute").startswith("selective") or spread.pp > 1 or hfu is None or not mfu:
         return 0
@@ -130,7 +130,7 @@ def _selected_layers(row: Row, spread: Spread, model: Model) -> int:
 
 
 def with_layout_keys(layout_text: str, keys: Mapping[str, Any], run_name: str) -> str:
-    """A layout's notation with the fields that `layout.*` columns state, which win."""
+    """A layout's notation overridden by the fields of `layout.*` columns."""
     stated = layout_values(keys, run_name)
     if not stated:
         return layout_text

@@ -29,7 +29,7 @@ _DTYPE_BY_MEANING: Final = (
     ("fp16", ("fp16",)),
     ("fp32", ("fp32",)),
 )
-"""Element types by what words mean, the one that counts first: an 8-bit recipe keeps the rest in 16 bits."""
+"""Element types by meaning of words, in order of precedence: with an 8-bit recipe, the rest stays in 16 bits."""
 _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "nvfp4": "nvfp4",
     "mxfp8": "mxfp8",
@@ -47,7 +47,7 @@ _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
 _OF_TRANSFORMER_ENGINE: Final = ("delayed", "current", "mxfp8")
 """Recipes that frameworks with Transformer Engine use for 8-bit training where the row does not name one."""
 _COMPILES: Final = re.compile(r"(?<![\w.-])(?<!no )(?<!not )(?<!without )(?:torch\.)?compiled?(?![\w-])")
-"""Words for torch.compile in a framework's description: neither `nocompile` nor `without torch.compile`."""
+"""Words for torch.compile in a framework's description, but not `nocompile` or `without torch.compile`."""
 _LAYERS_OF_TRANSFORMER_ENGINE: Final = re.compile(r"transformer ?engine", re.IGNORECASE)
 """Words for Transformer Engine's layers in a framework's description."""
 _PACKS_CONVERSATIONS: Final = re.compile(r"(?<![a-z])(?:swift|axolotl)(?![a-z])", re.IGNORECASE)
@@ -79,7 +79,7 @@ def dtype_of(row: Row) -> tuple[str, bool]:
 
 
 def _dtype_reading(row: Row) -> Reading:
-    """Return what a row's two columns of element types say together."""
+    """Return the combined reading of a row's two columns of element types."""
     return read_phrases(f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}", DTYPE)
 
 
@@ -108,7 +108,7 @@ def attends_in_8_bits(row: Row) -> bool:
 
 
 def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
-    """Return what the columns `recompute` and `recompute_detail` say."""
+    """Return the readings of the columns `recompute` and `recompute_detail`."""
     return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(text(row, "recompute_detail"), RECOMPUTE)
 
 
@@ -174,7 +174,7 @@ def leaves_policy_open(row: Row) -> bool:
 
 
 _BETWEEN_PRODUCTS: Final[tuple[RecomputeModule, ...]] = ("layernorm", "mlp_act", "moe_act")
-"""What a layer computes between products of weights and attention."""
+"""Modules of a layer between products of weights and attention."""
 _POLICY_MODULES: Final[dict[str, tuple[RecomputeModule, ...]]] = {
     "policy products": ("core_attn", *_BETWEEN_PRODUCTS),
     "policy products and attention": _BETWEEN_PRODUCTS,
@@ -182,7 +182,7 @@ _POLICY_MODULES: Final[dict[str, tuple[RecomputeModule, ...]]] = {
     # A compiler leaves out the feed-forward's last product, whose result nothing needs.
     "policy feed-forward": ("core_attn", "layernorm", "mlp"),
 }
-"""Modules that JAX's policies repeat which keep results of products with weights (JAX documentation,
+"""Modules that are recomputed under JAX's policies that save results of products with weights (JAX documentation,
 `jax.checkpoint_policies`: checkpoint_dots_with_no_batch_dims), on the device or on the host. Products of attention have
 batch dimensions."""
 
@@ -200,7 +200,7 @@ def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
 
 
 _ASSUMED_ADAPTER_RANK: Final = 16
-"""Rank of MLPerf's LoRA benchmark, where only a model's name says that there are adapters."""
+"""Rank of MLPerf's LoRA benchmark, assumed if only a model's name indicates adapters."""
 
 
 def adapter_rank_of(row: Row) -> int | None:
@@ -242,8 +242,8 @@ def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
 
 
 def vocab_of(row: Row) -> tuple[int, bool]:
-    """Vocabulary, and whether the tokenizer's own size still has to be padded: of its column; of the column of the
-    tokenizer; else the tokenizer of the family's first model, BERT's or GPT-2's."""
+    """Vocabulary, and whether it still has to be padded: from its column, from the tokenizer's column, else from the
+    tokenizer of the family's first model (BERT or GPT-2)."""
     # A stated vocabulary is as it ran, and padded already. A tokenizer's size still has to be
     # padded.
     if number(row, "vocab") is not None:
@@ -282,8 +282,8 @@ def unread_words(row: Row) -> tuple[str, ...]:
 
 
 def network_of(row: Row) -> tuple[Network, tuple[str, ...]]:
-    """The network between nodes by a row's words, and in what these contradict each other and the columns of adapters,
-    which win (`cluster_for`)."""
+    """The network between nodes from a row's words, and contradictions within them and with the columns of adapters,
+    which take precedence (`cluster_for`)."""
     network, contradictions = stated_network(text(row, "inter_link"), text(row, "inter_link_as_stated"))
     adapters, rate = adapters_of(row)
     for name, in_words, stated in (
@@ -323,7 +323,7 @@ def _stages_named(reading: Reading) -> frozenset[int]:
 
 
 def _dtypes_named(cell_text: str) -> frozenset[str]:
-    """Element types that words name; TF32 is of data in fp32."""
+    """Element types that words name; TF32 means data in fp32."""
     reading = read_phrases(cell_text, DTYPE)
     dtypes = {dtype for dtype, meanings in _DTYPE_BY_MEANING if reading.first(*meanings)}
     possible = dtypes | {"tf32"} if "fp32" in dtypes else dtypes
@@ -391,7 +391,7 @@ def may_pack_conversations(row: Row) -> bool:
 
 
 def _compiles(row: Row) -> bool:
-    """Whether a row's launch, or the source's own words for its framework, say that it compiles."""
+    """Whether a row's launch settings, or its source's name for the framework, state compilation."""
     if launch_switches(row).get("compile"):
         return True
     return bool(_COMPILES.search(text(row, "framework_as_stated").lower()))

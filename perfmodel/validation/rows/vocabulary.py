@@ -28,7 +28,7 @@ class Reading:
     """The meaning of a cell's text."""
 
     said: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Meanings in the order of the text, each with its figures."""
+    """Meanings in the order in which they occur, each with its figures."""
     unread: tuple[str, ...] = ()
     """Words that no phrase explains."""
 
@@ -57,7 +57,7 @@ _FILLER_WORDS: Final = """
     a an the of in on to by for with and as at from is are not or other others otherwise default assumed stated
     inferred config configuration round kind usual
 """
-"""Words that are passed over without being reported as not understood."""
+"""Filler words, which are skipped without being reported."""
 _FILLERS: Final = frozenset(_FILLER_WORDS.split())
 _REMARK: Final = re.compile(r"\([^()]*\)")
 
@@ -99,7 +99,7 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
 
 
 def _longest(text: str, at: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, re.Match[str] | None]:
-    """The phrase of a vocabulary that explains most of a text from a place on."""
+    """The phrase of a vocabulary that matches the longest text from a position on."""
     best, best_match = vocabulary[0], None
     for phrase in vocabulary:
         # A phrase must not end inside a word.
@@ -262,8 +262,8 @@ LAUNCH_SWITCHES: Final = {
     "mcore_distributed_optimizer": "distributed_optimizer",
     "eager": "",
 }
-"""Switches `name=value` of column `launch_and_overlap` (spaces and hyphens in names are underscores), and what they
-set; empty for those that are known and change nothing here."""
+"""Switches `name=value` of column `launch_and_overlap` (spaces and hyphens in names are underscores), and the settings
+that they change; empty for known switches without effect here."""
 LAUNCH_PHRASES: Final = {
     "full-iteration cuda graph": "full_cuda_graph",
     "full cuda graph": "full_cuda_graph",
@@ -281,8 +281,8 @@ _FALSE: Final = frozenset({"0", "false", "off", "no"})
 
 @lru_cache(maxsize=512)
 def read_switches(text: str) -> tuple[dict[str, bool], tuple[str, ...]]:
-    """Switches of a launch by what they set, and the parts of the text that are not understood. Of several switches for
-    one thing it is on if any is."""
+    """Switches of a launch by the setting they change, and the parts of the text that are not understood. A setting
+    with several switches is on if any of them is."""
     switches: dict[str, bool] = {}
     unread = []
     for part in re.split(r"[;,]|\s{2,}", text):

@@ -24,15 +24,15 @@ class Variant:
     """One value of a choice, and the settings that it implies."""
 
     value: str
-    """Value of the choice."""
+    """What this variant chooses."""
     counted_as: str = ""
-    """Value by which published runs are counted, which may be coarser; empty where it is `value`."""
+    """Value as which published runs are counted, which may be coarser; empty if it equals `value`."""
     share: float = 1.0
-    """Share of the probability of `counted_as` that is this value's."""
+    """Share of this value in the probability of `counted_as`."""
     layout: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the layout."""
+    """Fields of the layout that it sets."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the job."""
+    """Fields of the job that it sets."""
     cluster: Cluster | None = None
     """Cluster in place of the run's."""
 

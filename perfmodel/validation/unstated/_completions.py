@@ -42,16 +42,16 @@ FRAMEWORK_CHAIN: Final = (
     ("vendor", "scale"),
 )
 MOST_FRAMEWORKS: Final = 8
-"""Frameworks, at most, that stand for an unnamed one."""
+"""Most frameworks that represent an unnamed one."""
 MOST_WEIGHED: Final = 192
-"""Completions of which the memory is computed."""
+"""Most completions whose memory is computed."""
 GENERIC: Final = Framework().name
 VERSION: Final = "version"
 """Choice between the versions of a framework, by their years."""
 
 
 _TUNABLE_CELLS: Final = ("degrees", "micro_batch", "vpp", "replicate")
-"""Choices of `_open_cells` that who runs it makes freely."""
+"""Choices of `_open_cells` that the user of a framework makes freely."""
 TUNABLE: Final = frozenset({*_TUNABLE_CELLS, *(choice.name for choice in OPEN_CHOICES if choice.tunable)})
 
 
@@ -61,7 +61,7 @@ class Completion:
 
     case: Case
     prior: float
-    """Probability of the completion before anything is known but the description."""
+    """Probability of the completion given only the description."""
     chosen: dict[str, str] = field(default_factory=dict)
     """Values that were filled in, by open choice."""
 
@@ -153,7 +153,7 @@ def with_open_choices(
 
 
 def _expanded(completion: Completion, choice: OpenChoice, year: int | None, priors: ChoicePriors) -> list[Completion]:
-    """A completion with every value of a choice that it leaves open and can have; itself where it has none.
+    """Copies of a completion with every possible value of an open choice; the completion itself if there is none.
 
     A single value that it can have is no choice, and so nothing that is assumed.
     """
@@ -222,7 +222,7 @@ def _read_filled(run: DescribedRun, filled: FilledRow, framework: Framework) -> 
 
 
 def _narrow_dtype(device: Device, framework: Framework) -> str | None:
-    """The type of 8 bits that a framework has a recipe for and a device multiplies in; None for none."""
+    """The 8-bit type for which the framework has a recipe and the device has units; None if there is none."""
     for dtype in ("fp8", "int8"):
         if dtype in device.dtypes and framework.job_defaults(dtype)["fp8_recipe"]:
             return dtype
@@ -267,7 +267,7 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
 
 
 def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float]]:
-    """The versions of a framework of which no year is known, as published runs have used them."""
+    """The versions of a framework of unknown year, by their frequency in published runs."""
     versions = catalog.framework_versions(name)
     years = tuple(str(version.since) for version in versions)
     chances = priors.probabilities(VERSION, (EVERYWHERE, f"framework {name}"), years)
@@ -275,7 +275,7 @@ def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float
 
 
 def _catalog_name(plain: str, year: str) -> str:
-    """The framework of the catalog that a name means, by a year where one is known; empty where there is none."""
+    """The catalog's framework for a name, by year if one is known; empty if there is none."""
     while plain:
         try:
             newest = catalog.framework_versions(plain)[0].name
@@ -292,14 +292,14 @@ def _catalog_name(plain: str, year: str) -> str:
 
 _LARGEST_DEGREE: Final = 1 << 12
 _IMPOSSIBLE: Final = 1e-6
-"""Likelihood of a framework under which a run cannot even be read."""
+"""Likelihood of a framework under which a run cannot be read."""
 _REFUSED: Final = 0.05
-"""Factor on the likelihood of a framework for each setting of the run that it does not run, assumed: forks add
-features, and words of a table may be read as another setting than was meant."""
+"""Factor on the likelihood of a framework for each setting of the run that it cannot run. Assumed: forks add features,
+and a table's words may be misread."""
 
 
 def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -> float:
-    """Probability with which runs of a framework state what a run states."""
+    """Probability that runs of a framework state the settings of this run."""
     try:
         completion = max(_read(run, framework, priors, []), key=lambda completion: completion.prior)
     except (PerfModelError, ValueError):

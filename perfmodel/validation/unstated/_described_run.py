@@ -34,7 +34,7 @@ from perfmodel.validation.rows import (
 
 DEGREES = ("tp", "pp", "dp", "cp")
 FILLED_CELLS = (*DEGREES, "vpp", "micro_batch")
-"""Cells of a layout that are filled in where they are empty."""
+"""Cells of a layout that are filled in if they are empty."""
 
 
 class DescribedRun(ABC):
@@ -81,7 +81,7 @@ class DescribedRun(ABC):
 
     @property
     def competes(self) -> bool:
-        """Whether the run was submitted to a competition, which nobody enters with a layout that they did not tune."""
+        """Whether the run was submitted to a competition, for which layouts are always tuned."""
         return is_competition(text(self.cells, "source"))
 
     @property

@@ -1,4 +1,4 @@
-"""Choices of runs that train an encoder of text: the length of its sequences, what it predicts, and its padding."""
+"""Choices of runs that train an encoder of text: the length of its sequences, its head, and its padding."""
 
 from collections.abc import Sequence
 from math import log
@@ -15,12 +15,12 @@ def _reads_words_both_ways(case: Case) -> bool:
 
 
 _LENGTHS_OF_BERT: Final = ((128, 0.9), (512, 0.1))
-"""Tokens per sequence and the share of the steps of BERT's pre-training that have so many (Devlin et al., arXiv
+"""Tokens per sequence, and the share of BERT's pre-training steps with this length (Devlin et al., arXiv
 1810.04805, appendix A.2)."""
 
 
 class EncoderLength(OpenChoice):
-    """Tokens per sequence of an encoder of text, where a run leaves them to its model: those of BERT's two phases."""
+    """Tokens per sequence of a text encoder if a run does not state them: those of BERT's two phases."""
 
     name = "seq_len"
     tunable = False
@@ -48,9 +48,9 @@ class EncoderLength(OpenChoice):
 
 
 _LENGTHS_OF_TASKS: Final = (384,)
-"""Tokens per sequence that only a task has: SQuAD's (google-research/bert run_squad.py, `max_seq_length`, and every
-port of it), which no pre-training takes. Its code pads every example to that length (run_squad.py
-`convert_examples_to_features`; Hugging Face run_qa.py, `pad_to_max_length`, True by default)."""
+"""Tokens per sequence that occur only in fine-tuning to a task: SQuAD's (google-research/bert run_squad.py,
+`max_seq_length`, and every port of it), which pre-training never uses. Its code pads every example to that length
+(run_squad.py `convert_examples_to_features`; Hugging Face run_qa.py, `pad_to_max_length`, True by default)."""
 
 
 class EncoderHead(OpenChoice):
@@ -90,7 +90,7 @@ class EncoderHead(OpenChoice):
 
 
 _REAL_TOKENS: Final = ((128, 0.83), (512, 0.52))
-"""Tokens of a sequence and the share of them that is text and no padding, in BERT's pre-training data, the English
+"""Tokens of a sequence, and the share of them that is text instead of padding, in BERT's pre-training data, the English
 Wikipedia and BooksCorpus (Zeng et al., Boosting Distributed Training Performance of the Unpadded BERT Model, arXiv
 2208.08124, section 1)."""
 
@@ -103,7 +103,8 @@ def real_tokens(seq_len: int) -> float:
 
 
 class Padding(OpenChoice):
-    """Whether an encoder of text computes the padding of its sequences, or batches those of like length, or removes it.
+    """Whether a text encoder computes the padding of its sequences, batches sequences of similar length, or removes
+    padding.
 
     Compiled steps have fixed shapes, and so compute it. Where a loader is known to sort (`Framework.length_bin_tokens`)
     nothing is open: sequences end half a bin short of what they are padded to, on the mean, and those of the shortest

@@ -1,4 +1,5 @@
-"""Choices of runs that train experts: how tokens reach them, whether some are dropped, and what hides the exchange."""
+"""Choices of runs that train experts: the dispatcher of tokens, whether tokens are dropped, and the overlap of
+exchanges."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -48,7 +49,7 @@ CAPACITY: Final = 1.25
 
 
 class DroppedTokens(OpenChoice):
-    """Whether experts take as many tokens as come, or have places for a capacity and drop the others.
+    """Whether experts accept all tokens, or only up to a capacity and drop the others.
 
     MaxText has model configurations of either kind for the same model, and no table says which one a run had, so both
     are equally likely. What drops tokens multiplies by masks (`Job.einsum_dispatch`).

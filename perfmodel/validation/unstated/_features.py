@@ -12,17 +12,17 @@ from perfmodel.validation.unstated.priors import EVERYWHERE
 from perfmodel.workload import parameter_count, parameters
 
 _SIZES_B: Final = (2.0, 15.0, 50.0, 150.0)
-"""Billions of parameters between classes of models."""
+"""Bounds between classes of models, in billions of parameters."""
 _LENGTHS: Final = (768, 3072, 12288)
-"""Tokens between classes of sequences."""
+"""Bounds between classes of sequences, in tokens."""
 _WEIGHT_BYTES, _GRADIENT_BYTES, _OPTIMIZER_BYTES = 2.0, 4.0, 12.0
 _BYTES_PER_ELEMENT: Final = 34.0
 _NODES: Final = (8, 64)
-"""Nodes between classes of machines, of `DEVICES_PER_NODE` each."""
+"""Bounds between classes of machines, in nodes of `DEVICES_PER_NODE` devices."""
 LARGEST_SCALE: Final = f"above {_NODES[-1]} nodes"
 """The class of the largest machines, whose runs cost most (`scale_of`)."""
 _NEEDS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Shares of a device's memory between classes of what a run needs without recomputation."""
+"""Bounds between classes of memory needed without recomputation, as shares of a device's memory."""
 _ERAS: Final = (2022, 2024)
 """Last years of all eras but the newest: before fused attention was usual, and before products of 8 bits were."""
 
@@ -40,10 +40,10 @@ class RunFeatures:
     length: str
     """Class by tokens of a sequence."""
     era: str
-    """Class by year; empty where no year is known."""
+    """Class by year; empty if no year is known."""
     vendor: str
     architecture: str
-    """Architecture of the device, as `vendor` is of the device."""
+    """Architecture of the device."""
     stages: str = ""
     """`pipeline` or `one stage`."""
     scale: str = ""
@@ -88,7 +88,7 @@ def case_features(case: Case, year: int | None) -> RunFeatures:
 
 
 def need_of(case: Case) -> str:
-    """Class by the memory that a run would need without recomputation, over what its devices have.
+    """Class by the memory that a run would need without recomputation, relative to its devices' memory.
 
     Empty but for training of transformers. By closed forms, as a class needs no more: weights in 16 bits (frozen ones
     in as many as products read), gradients, and three fp32 states of the optimizer (ZeRO, arXiv 1910.02054, section 3),

@@ -32,7 +32,7 @@ MICRO_BATCH_CHAIN: Final = (
 ACCUMULATION: Final = "accumulation"
 """Name of the choice between one micro-batch in a step and several, of runs without a pipeline."""
 WHOLE_SHARE, IN_PARTS = "one micro-batch", "several micro-batches"
-"""Its values."""
+"""Values of `ACCUMULATION`."""
 ACCUMULATION_CHAIN: Final = (("kind",), ("size",), ("framework",))
 CHUNKS_CHAIN: Final = (("framework",),)
 DTYPE_CHAIN: Final = (("architecture",), ("framework",))
@@ -112,7 +112,7 @@ def filled_rows(
 
 
 def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with degrees that it may have had, where it leaves two or more open."""
+    """Yield the row with possible degrees, if it leaves two or more open."""
     row = before.cells
     if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
         return
@@ -150,7 +150,7 @@ def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors
 
 
 def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with the replicas that its other degrees leave, where all are stated and contradict the devices."""
+    """Yield the row with the replicas that its other degrees imply, if all are stated and contradict the devices."""
     row = before.cells
     if any(number(row, name) is None for name in (*_DEGREES, "n_devices")):
         return
@@ -169,7 +169,7 @@ def _with_replicas(before: FilledRow, features: RunFeatures, priors: ChoicePrior
 
 
 def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with micro-batches that divide what a replica gets, where it leaves them open."""
+    """Yield the row with micro-batches that divide a replica's batch, if it leaves them open."""
     row = before.cells
     if number(row, "micro_batch") is not None or number(row, "num_microbatches") is not None:
         return
@@ -211,7 +211,7 @@ def nearest_power_of_two(value: float) -> int:
 
 
 def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with numbers of model chunks, where it leaves them open."""
+    """Yield the row with numbers of model chunks, if it leaves them open."""
     row = before.cells
     stages = count(row, "pp", 1)
     schedule = text(row, "schedule").lower()
@@ -243,7 +243,7 @@ def chunks_of(chunks: int, layers_per_stage: int) -> str:
 
 
 def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
-    """Yield the row with groups over which its weights may be sharded, where it says `FSDP+DP` alone."""
+    """Yield the row with groups over which its weights may be sharded, if it says only `FSDP+DP`."""
     row = before.cells
     sharding = text(row, "sharding")
     if not read_phrases(sharding, SHARDING).has_meaning("fsdp and dp"):
@@ -276,7 +276,7 @@ def powers_of_two(most: int) -> tuple[int, ...]:
 
 
 PARALLELISM: Final = "parallelism"
-"""The choice between `PARALLELISMS` that a framework is used for; degrees say how much of it."""
+"""The choice between `PARALLELISMS`; degrees state their extent."""
 PARALLELISMS: Final = ("data", "tensor", "pipeline")
 PARALLELISM_CHAIN: Final = (("size",), ("framework",))
 

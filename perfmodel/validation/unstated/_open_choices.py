@@ -15,9 +15,9 @@ from perfmodel.validation.unstated._expert_choices import DroppedTokens, ExpertD
 from perfmodel.validation.unstated._features import kind_of
 
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
-"""Shares of a stage's layers that a run may repeat in full, beside all of them."""
+"""Shares of a stage's layers that a run may recompute in full, other than all of them."""
 _WHOLE_STAGES: Final = 0.5
-"""Assumed share of runs with full recompute that repeat all layers; tables write `full` for some layers too."""
+"""Assumed share of runs with full recompute that recompute all layers; tables also write `full` for some layers."""
 
 
 class Recompute(OpenChoice):
@@ -212,7 +212,7 @@ class ExpertTensorParallel(OpenChoice):
 
 
 _BEFORE_FLASH_ATTENTION: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta"})
-"""Architectures of NVIDIA that no FlashAttention runs on: the first generation needs Turing or Ampere, the second
+"""NVIDIA architectures that FlashAttention does not support: the first generation needs Turing or Ampere, the second
 Ampere (Dao-AILab/flash-attention README, installation)."""
 
 
@@ -242,7 +242,7 @@ class FlashAttention(OpenChoice):
 CONVERSATION_TOKENS: Final = 1000
 """Assumed mean number of tokens of a conversation in a set for fine-tuning."""
 _PACKED: Final = 0.75
-"""Assumed share of runs that pack, where a trainer's launch files mostly do (ModelScope SWIFT examples/megatron: those
+"""Assumed share of runs that pack if most launch files of a trainer do (ModelScope SWIFT examples/megatron: those
 with sequences of 8,192 tokens do, one with 2,048 does not)."""
 
 
@@ -380,7 +380,7 @@ class TensorParallelOverlap(OpenChoice):
 
 
 class CudaGraphs(OpenChoice):
-    """Whether the host replays layers or the whole step from CUDA graphs, where the framework can."""
+    """Whether the host replays layers or the whole step from CUDA graphs, if the framework can."""
 
     name = "cuda_graphs"
     takes_memory = False

@@ -48,25 +48,24 @@ from perfmodel.validation.unstated.mixture import (
 from perfmodel.validation.unstated.priors import ChoicePriors, choice_priors
 
 MOST_MEMORY: Final = 96
-"""Completions that differ in memory and are timed. People prefer what is faster by a high power of the step time, so
-that the few fastest decide: with 16 of them the answer for a run of an unnamed framework moved by a third with the
-draw."""
+"""Most completions that differ in memory and are timed. People strongly prefer faster settings, so that the few fastest
+decide: with 16 of them the answer for a run of an unnamed framework moved by a third with the draw."""
 MOST_TIMED: Final = 128
-"""Completions that are timed."""
+"""Most ways of completing a run that are predicted."""
 UNLIKELY_TO_FIT: Final = 0.1
 """Probability of fitting below which a run that did fit contradicts its description; the result then says so."""
 TRIES: Final = 4
-"""Choices that somebody tries, among those that are open, until one fits, assumed: the published runs that failed are
-nearly all of one sweep, which states its choices."""
+"""Assumed number of open choices that somebody tries until one fits. It cannot be fitted, because nearly all published
+failures belong to one sweep, which states its choices."""
 IMPOSSIBLE: Final = 1e-3
-"""Probability to fit of a run that fitted from which its description is taken to contradict itself wholly."""
+"""Probability of fitting at which the description of a run that did fit counts as fully contradictory."""
 HELD_BACK: Final = 0.05
-"""Share of published runs that something holds back which nothing here describes, assumed: without it a few of them
-would decide how much people tune."""
+"""Assumed share of published runs slowed by causes outside this model; without it a few of them would dominate the
+estimate of tuning."""
 HELD_BACK_DENSITY: Final = 0.2
-"""Probability density of the log of their step times: as likely anywhere within a factor of 150."""
+"""Probability density of the log of their step times, uniform over a factor of 150."""
 _NOTICEABLE: Final = 0.005
-"""Relative change of the step time below which an open choice is not worth a figure."""
+"""Relative change of the step time below which the figure of an open choice is not shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +83,7 @@ class RunPrediction:
     step_time_hi_s: float
     """95 % quantile of the step time."""
     memory_counted_bytes: dict[str, float]
-    """Weighted median peak by what counts it (`Prediction.memory_counted_bytes`)."""
+    """Weighted median peak by counter (`Prediction.memory_counted_bytes`)."""
     fits: bool
     """Whether the completions that fit have more prior weight than the others."""
     fits_probability: float
@@ -121,7 +120,7 @@ class RunPrediction:
 
 @dataclass(frozen=True, eq=False)
 class _Weighed:
-    """A completion with what is known of its memory."""
+    """A completion with its memory."""
 
     completion: Completion
     problem: StepProblem
@@ -203,14 +202,14 @@ class _TimedRun:
     completions: list[Completion]
     predictions: list[Prediction]
     weight: Float[np.ndarray, " completions"]
-    """Weights of the completions given that they fitted, before it counts that people prefer what is faster."""
+    """Weights of the completions given that they fitted, before the preference for faster ones."""
     memory: "_MemoryOfRun"
     competes: bool
     """Whether the run was submitted to a competition."""
 
     @property
     def scale(self) -> str:
-        """Class of the machine by its devices (`scale_of`), as far as it says how much people tune the run.
+        """Class of the machine by its devices (`scale_of`), which determines how much people tune the run.
 
         People tune the more, the more a run costs. A submission to a competition is tuned as the dearest runs are,
         whatever its size.
@@ -239,7 +238,7 @@ def _timed(
     framework: Framework | None,
     priors: ChoicePriors,
 ) -> _TimedRun:
-    """The completions that stand for a run, timed.
+    """Representative completions of a run, with their step times.
 
     Raises:
         PerfModelError: as `predict_run`.
@@ -299,24 +298,24 @@ class _MemoryOfRun:
     completions: list["_Weighed"]
     """Completions that can be laid out."""
     posterior: Float[np.ndarray, " completions"]
-    """Probabilities of the completions given that the run fitted, or before anything is known where it did not."""
+    """Posterior probabilities of the completions if the run fitted, else their priors."""
     fits_probability: float
     """Probability that the description fits, before it is known whether the run did."""
     surprise: float
-    """How much it contradicts the description that the run fitted: 0 down to a probability of `UNLIKELY_TO_FIT`, 1 at
-    `IMPOSSIBLE`, by its logarithm."""
+    """Degree to which the success of the run contradicts its description: 0 for a probability of fitting of
+    `UNLIKELY_TO_FIT` or more, 1 at `IMPOSSIBLE`, linear in the logarithm."""
     contradiction: tuple[str, ...]
-    """A sentence where a run that fitted is not predicted to."""
+    """A sentence if a run that fitted is predicted not to fit."""
 
     def contradicts(self, case: Case) -> float:
-        """How much the description of the run contradicts itself, under one of its completions."""
+        """Degree of contradiction in the description of the run, under one of its completions."""
         return 1.0 if case.contradictions else self.surprise
 
 
 def _memory_of_run(
     candidates: list[Completion], calibration: Path | None, site: Site, *, ran_out: bool
 ) -> _MemoryOfRun:
-    """Weigh completions by whether they can have fitted.
+    """Weight completions by their probability of fitting.
 
     Raises:
         PerfModelError: none can be laid out.
@@ -390,7 +389,7 @@ def _median_peaks(predictions: list[Prediction], weight: Float[np.ndarray, " com
 
 
 def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
-    """Names of the settings that were open, those that move the step time first, with figures."""
+    """Names of the open settings, those with the largest effect on the step time first, with figures."""
     by_name = {effect.name: effect for effect in effects}
     names = [effect.name for effect in effects]
     for case in cases:
@@ -407,7 +406,8 @@ def _assumed(cases: list[Case], effects: list[ChoiceEffect]) -> list[str]:
 
 
 def _memory_contradiction(weighed: list[_Weighed]) -> str:
-    """Say of a run that ran that even its completion which fits best hardly fits, which contradicts its description."""
+    """A sentence if even the best-fitting completion of a successful run hardly fits, which contradicts its
+    description."""
     best = max(weighed, key=lambda candidate: candidate.can_fit)
     case = best.completion.case
     memory = needed_memory(best.problem, case.layout)

@@ -17,9 +17,9 @@ from perfmodel.display import shorten_reprs
 _GAUSS_95: Final = 1.6448536269514722
 """95 % quantile of the normal distribution."""
 _BISECTIONS: Final = 80
-"""Halvings of the bracket of a quantile: more than the digits of a double."""
+"""Bisection steps for a quantile, more than a double has digits."""
 _NOTICEABLE: Final = 0.05
-"""Posterior weight from which a value of a choice counts for the range that the choice spans."""
+"""Posterior weight from which a value of a choice counts in the choice's range."""
 
 
 def posterior_weights(
@@ -145,7 +145,7 @@ class LogNormalMixture:
         return float(self.weight @ components)
 
     def _distances(self, value: float) -> tuple[Float[np.ndarray, " components"], Float[np.ndarray, " components"]]:
-        """How far the log of a value lies from the components' medians, and their standard deviations on its side."""
+        """Distance of a value's log from the components' medians, and their standard deviations on that side."""
         distance = log(value) - np.log(self.median)
         # A component's lower end may be cut off at what its kernels take, so both sides have their own deviation.
         lower_sd = np.log(self.median / self.lo) / _GAUSS_95
@@ -192,13 +192,13 @@ class ChoiceEffect:
     variance: float
     """Variance of the mean log step time between the values of the choice."""
     lowest: float
-    """Step time of the value with which the run is fastest, relative to the answer, less 1."""
+    """Step time with the fastest value, relative to the answer, minus 1."""
     highest: float
-    """Step time of the value with which the run is slowest, relative to the answer, less 1."""
+    """Step time with the slowest value, relative to the answer, minus 1."""
 
     @property
     def text(self) -> str:
-        """Such as `recompute (-12% to +18%)`."""
+        """The effect in words, such as `recompute (-12% to +18%)`."""
         return f"{self.name} ({self.lowest:+.0%} to {self.highest:+.0%})"
 
 

@@ -24,7 +24,7 @@ from perfmodel.prediction.sites.constants import keys_share_a_team, team_key
 from perfmodel.validation.unstated.mixture import Tuning
 
 PRIORS_FILE: Final = "choice_priors.json"
-"""Made by `validate/fit_priors.py`."""
+"""File of priors, written by `validate/fit_priors.py`."""
 EVERYWHERE: Final = ""
 """The context that every run is in."""
 DEFAULT: Final = "as the framework's default"
@@ -47,8 +47,8 @@ class ChoicePriors:
     without: str = ""
     """Teams that are left out, joined by `+` (`perfmodel.prediction.sites.constants.team_key`)."""
     tuning: Mapping[str, Tuning] = field(default_factory=dict)
-    """Preference for what is faster (`tuned_weights`), by scale of the run (`scale_of`): the more a run costs,
-    the more they tune it. A scale that is not here is not tuned."""
+    """Preference for what is faster (`tuned_weights`), by scale of the run (`scale_of`), because expensive runs are
+    tuned more. Scales that are missing are not tuned."""
     _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def probabilities(
@@ -107,7 +107,7 @@ class ChoicePriors:
         return np.array(totals)
 
     def _usual_share(self, choice: str) -> float:
-        """How often a stated choice is its framework's default; one half before any team is counted."""
+        """Share of stated choices that are their framework's default; one half before any team is counted."""
         used, unused = self._counted(f"{choice}: {DEFAULT}", EVERYWHERE, ("yes", "no"))
         return float((used + 0.5) / (used + unused + 1.0))
 

@@ -248,3 +248,54 @@ def test_drawn_runs_are_named_as_surely_as_their_logs_allow() -> None:
     for check in checks:
         if not has_evidence(check.run) and check.run.begins_at == 1 and check.causes:
             assert check.causes[0].probability < 0.8
+
+
+def test_a_log_that_fits_several_causes_says_so_and_what_to_log() -> None:
+    run = SimulatedRun(form="composer", job="composer", settings=("slow_rank=0", "slow_factor=1.3x"))
+    health = checked(run)
+    assert health.causes[0].probability < 0.5
+    assert "only has step times" in health.undecided
+    assert health.undecided in str(health)
+
+    # Megatron-LM's and DeepSpeed's logs can hold more, which is asked for only where it is missing.
+    run = SimulatedRun(form="deepspeed", job="deepspeed 13b", settings=("host_op_s=2.5x",))
+    for timers in (False, True):
+        health = checked(replace(run, timers=timers))
+        if health.undecided:
+            assert ("wall_clock_breakdown" in health.undecided) is not timers
+
+
+def test_a_certain_cause_is_not_called_undecided() -> None:
+    for name, run in (FOR_WRITING | HELD_BACK).items():
+        if run.saves or run.logs_options:
+            health = checked_by_name(name, run)
+            assert health.causes[0].probability == 1
+            assert not health.undecided
+
+
+def test_what_the_log_shows_comes_before_guesses_that_are_less_likely_than_not() -> None:
+    # The overlap costs little here, and the site itself is slow: what is certain is named first all the same.
+    run = SimulatedRun(
+        form="megatron",
+        job="megatron-lm 20b",
+        options={"overlap_grad_reduce": False},
+        logs_options=True,
+        site_spread=0.25,
+        cause="overlap_off",
+    )
+    for seed in range(4):
+        health = checked(run, seed=seed)
+        shown = [cause.probability == 1 for cause in health.causes]
+        if any(shown):
+            guesses_before = health.causes[: shown.index(True)]
+            assert all(cause.probability >= 0.5 for cause in guesses_before)
+
+
+@pytest.mark.parametrize("form", ["maxtext", "nemo"])
+def test_checkpoints_that_a_log_without_a_clock_cannot_time_are_told(form: str) -> None:
+    job_name = {"maxtext": "maxtext", "nemo": "nemo"}[form]
+    health = checked(SimulatedRun(form=form, job=job_name, saves=dict.fromkeys(range(40, STEPS, 40), 90.0)))
+    if not health.series.stalls:
+        assert any("neither their duration nor the time of day" in remark for remark in health.remarks)
+    else:
+        assert health.series.untimed_events == 0

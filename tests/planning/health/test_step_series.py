@@ -75,6 +75,15 @@ def test_long_steps_at_random_are_irregular() -> None:
     assert (stalls.kind, stalls.count, stalls.every) == ("irregular", 6, None)
 
 
+@pytest.mark.parametrize("every", [20, 25, 30])
+def test_long_steps_at_regular_distances_are_periodic_in_lines_of_several_steps(every: int) -> None:
+    step_s = 3.0 * np.random.default_rng(every).normal(1.0, 0.01, 600)
+    step_s[every - 1 :: every] += 5.0
+    (stalls,) = series(step_s, "hf-trainer").stalls
+    assert stalls.kind == "periodic"
+    assert stalls.every == pytest.approx(every, abs=2)
+
+
 def test_checkpoints_and_the_loader_are_told_apart() -> None:
     step_s = steady()
     step_s[14::15] += 2.0

@@ -143,7 +143,8 @@ def names_of_parts(device: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def _known_device(name: str) -> tuple[str, float | None]:
-    """Name in the catalog and bytes/s of the device's own link; the name itself and None where it is not there."""
+    """Name in the catalog and bytes/s of the device's own link; the name itself and None if it is not in the
+    catalog."""
     # tables may put a remark behind the name: `A100(PCIe)`
     for candidate in (name, name.split("(")[0]):
         try:
@@ -206,7 +207,7 @@ def _of_row(
 
 
 def _usual_node(name: str, device: str) -> int:
-    """Devices of a node of such a device and interconnect, where a row does not say."""
+    """Usual number of devices per node for a device and interconnect, if a row does not state it."""
     if is_rack(name, device):
         return NVL72_DEVICES
     return 4 if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()) else DEVICES_PER_NODE
@@ -223,7 +224,7 @@ def _usual_node(name: str, device: str) -> int:
 
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
-"""Hops of links that no class is known for."""
+"""Hop time of links of unknown class."""
 _LEAST_EFFICIENCY: Final = 0.02
 """Share of the links' rate below which no fit may fall."""
 
@@ -247,11 +248,11 @@ _OF_LINKS_INSIDE: Final = ("inside", "hop_inside", "peers", "low_latency")
 _OF_LINKS_BETWEEN: Final = ("between", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
 """Effects of a link class between nodes."""
 _OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network")
-"""Effects of all links alike."""
+"""Effects common to all links."""
 _OF_ALL_BETWEEN: Final = ("neighbours", "low_latency_between", "hop_line_between", "hop_pair", "tree")
-"""Effects of all links between nodes alike."""
+"""Effects common to all links between nodes."""
 BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
-"""Effects (`Effect.part`) that say nothing inside a node."""
+"""Effects (`Effect.part`) that do not apply inside a node."""
 
 
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
@@ -285,8 +286,8 @@ _EXPECTED: Final = {
     "post": (log(2**0.5 * 1e-6), 0.5),
     "low_latency_between": (-0.6, 0.5),
 }
-"""Expected value and standard deviation of effects that follow from no link class: logs of times and of ratios, logits
-of shares."""
+"""Expected value and standard deviation of effects that do not depend on the link class: logs of times and of ratios,
+logits of shares."""
 _EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (2.2, 0.4)}
 """Expected logit of the efficiency of a kind, and its standard deviation."""
 PEER_HOPS: Final = 0.5
@@ -316,8 +317,8 @@ def expected(effect: Effect) -> tuple[float, float]:
 
 
 def _peers(link: LinkClass | None) -> tuple[float, float]:
-    """Return how bandwidth depends on the peers: in a mesh it grows, on a host bridge it is shared, behind a switch it
-    stays."""
+    """Return the exponent of bandwidth in the number of peers: it grows in a mesh, is shared on a host bridge, and is
+    constant behind a switch."""
     if link and link.mesh:
         return 0.8, 0.2
     if link and link.bridged:

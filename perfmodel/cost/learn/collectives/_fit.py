@@ -43,13 +43,13 @@ class Sources:
     physics_only: tuple[str, ...] = ()
     """Sources that state no licence: constants are fitted to them, their figures are not kept."""
     keep_slow: bool = False
-    """Whether placements that ran far below their links are kept, as measured, for their own series alone."""
+    """Whether placements that ran far below their links' rates are kept for their own series only."""
     forced: bool = False
     """Whether a series with a forced algorithm may represent a fabric without other measurements."""
 
 
 NO_SOURCES: Final = Sources()
-"""Nothing is known of them."""
+"""Facts for sources of which nothing is known."""
 
 
 def fit_rows(
@@ -82,7 +82,7 @@ def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
 def fit_all_curves(
     rows: CollectiveRows, physics: Mapping[Effect, float], sources: Sources
 ) -> dict[CurveKey, dict[tuple[float, float], Curve]]:
-    """Curves of series, of their software and element types, and of fabrics as usual."""
+    """Curves of series, of their software and element types, and the usual curves of fabrics."""
     rows = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
     # curves are what measurements add to physics: their logs are fitted and later multiplied in
     residual = np.log(rows.time_s / np.maximum(physical_time(physics, rows), 1e-9))
@@ -109,7 +109,7 @@ def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[Series
 def _usual(
     rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
 ) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
-    """A fabric's usual curves from rows that are guides: at each placement those of the best reference source that
+    """A fabric's usual curves from representative rows: at each placement, those of the best reference source that
     measured it."""
     reference = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
     candidates: dict[_UsualPlace, list[_Candidate]] = defaultdict(list)

@@ -33,13 +33,13 @@ OVERLAP_INSIDE: Final = 3.0
 OVERLAP_BETWEEN: Final = 1.0
 """Sharpness between nodes: the sum (Hockney's alpha and beta)."""
 OVERLAP_TREE: Final = 0.65
-"""Sharpness of a tree, where 1/2 is the optimally pipelined one, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
-section 2). Between it and the sum, since chunks have sizes of their own."""
+"""Sharpness of a tree. 1/2 is the optimally pipelined tree, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
+section 2); the value lies between that and the sum, because chunk sizes are fixed."""
 CHANNELS_UNTIL: Final = 4.0
 """Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers than the library has
 channels to give them (`ncclTopoComputeP2pChannels`)."""
 POSTED: Final = 0.1
-"""Share of a hop that each further message costs which is posted at once, inside a node."""
+"""Share of a hop that each further message costs if several are posted at once inside a node."""
 LINE_SHARE: Final = 0.92
 """Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL `src/graph/tuning.cc`)."""
 LINE_START_S: Final = 7.4e-6
@@ -49,16 +49,16 @@ FULL_START_S: Final = 1.8e-6
 """Extra start time of a collective in the Simple protocol over one in the low-latency protocol: 8.4 and 6.6 us (NCCL
 `src/graph/tuning.cc`)."""
 SPREAD: Final = 0.5
-"""Share of a low-latency hop between nodes that a ring pays whose nodes have several ranks: its channels cross the
+"""Share of a low-latency hop between nodes that a ring takes if its nodes have several ranks: its channels cross the
 network at different ranks (NCCL `src/graph/tuning.cc`: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per
 node pays all)."""
 ASKS: Final = 4
-"""Sharpness of the size from which messages ask before they are sent."""
+"""Sharpness of the transition to large messages, which ask the receiver before they are sent."""
 FULL_POSTS: Final = 3.0
 """Posts to the network that a step of a ring takes in full bandwidth, where the other protocols take one (NCCL
 `src/graph/tuning.cc`, `netOverhead`)."""
 LEAST_HOP: Final = 0.25
-"""Share of the fitted hop that is software: it stays however low a stated latency."""
+"""Share of the fitted hop that is software, which remains however low the stated latency is."""
 IMPOSSIBLE_S: Final = 1e6
 """Time of an algorithm that the fabric lacks."""
 
@@ -76,7 +76,7 @@ class LinkConstants:
     hop_inside_line_s: Array
     """Latency of one message inside a node in the protocol of lines (LL128)."""
     hop_switch_s: Array
-    """Latency of a node's switch that adds: a rank's way to it or back."""
+    """Latency of a reduction in the node's switch, one way between a rank and the switch."""
     hop_between_s: Array
     """Latency of one message between nodes in the low-latency protocol."""
     hop_between_full_s: Array
@@ -84,7 +84,7 @@ class LinkConstants:
     hop_between_line_s: Array
     """Latency of one message between nodes in the protocol of lines (LL128)."""
     shift_inside_s: Array
-    """Stated latency of a hop inside a node beyond the usual one: it adds to time as it is, whatever the size."""
+    """Stated latency of a hop inside a node beyond the usual one: it is added to the time of every size."""
     shift_between_s: Array
     """Stated latency of a hop between nodes beyond the usual one."""
     usual_inside_s: Array
@@ -92,12 +92,13 @@ class LinkConstants:
     usual_between_s: Array
     """Latency that descriptions of clusters usually give for such links between nodes."""
     post_s: Array
-    """Least time of a step of a ring over several nodes, inside a node too: every step hands the network a message."""
+    """Least time of each step of a ring over several nodes, also of steps inside a node, because every step posts a
+    message to the network."""
     peer_s: Array
     """Time that each peer on another node adds to one rank of an all-to-all."""
     bandwidth_inside: Array
-    """Effective bytes/s of one rank inside its node in the bandwidth protocol: with `REFERENCE_PEERS` peers, where they
-    share a bridge with one."""
+    """Effective bytes/s of one rank inside its node in the bandwidth protocol, with `REFERENCE_PEERS` peers (with one
+    peer on a shared bridge)."""
     bandwidth_between: Array
     """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
     low_latency_share: Array
@@ -114,7 +115,7 @@ class LinkConstants:
     eager_bytes: Array
     """Message size between nodes above which the sender first asks the receiver, which doubles the latency."""
     tree_share: Array
-    """Bandwidth between nodes of a tree whose nodes add without a switch, relative to a ring's: half of its channels'
+    """Bandwidth between nodes of a tree that reduces without a switch, relative to a ring's: half of its channels'
     traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""
     switch_share: Array
     """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
@@ -147,7 +148,7 @@ def smaller(a: Array, b: Array, sharpness: float = 16.0) -> Array:
 
 
 ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet")
-"""Algorithms that a run may be held to."""
+"""Algorithms that a run may be forced to use."""
 
 SIMPLE_ONLY: Final = ("nvls", "nvls_tree", "collnet")
 """Algorithms that reduce in switches, which have no low-latency protocol (NCCL `src/graph/tuning.cc`)."""
@@ -161,11 +162,11 @@ class _Algorithm(NamedTuple):
     volume_inside: Array
     volume_between: Array
     other_s: Array = 0.0
-    """Time beside both; of a fabric that lacks the algorithm `IMPOSSIBLE_S`."""
+    """Time in addition to both; `IMPOSSIBLE_S` if the fabric lacks the algorithm."""
 
 
 class _Protocol(NamedTuple):
-    """How messages are sent: less latency for less of the bandwidth."""
+    """A protocol for sending messages, which trades latency against bandwidth."""
 
     hop_inside_s: Array
     hop_between_s: Array
@@ -325,14 +326,15 @@ def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: 
 
 
 def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Array:
-    """What a stated latency adds to a hop: as much as it is beyond the usual one, of hops that take less than that in
-    proportion, so that twice the latency is never more than twice the time. However low the stated latency, a hop keeps
-    `LEAST_HOP` of the fitted one: software."""
+    """Time that a stated latency adds to a hop: its excess over the usual one, in proportion for shorter hops, so that
+    twice the latency never gives more than twice the time. However low the stated latency is, a hop keeps the share
+    `LEAST_HOP` of the fitted one, which is software."""
     return xp.maximum(stated_s * xp.minimum(hop_s / usual_s, 1.0), (LEAST_HOP - 1) * hop_s)
 
 
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
-    """Volume in buffers of a reduction in switches of this efficiency, and what keeps those without from it [s]."""
+    """Volume, in buffers, of a reduction in switches of this efficiency, and the time [s] that rules it out without
+    such switches."""
     return 1 / xp.where(share > 0, share, 1.0), xp.where(share > 0, 0.0, IMPOSSIBLE_S)
 
 

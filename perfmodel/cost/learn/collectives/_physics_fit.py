@@ -14,13 +14,14 @@ from perfmodel.cost.learn.collectives._rows import CollectiveRows
 from perfmodel.ingest.tables import groups_of
 
 NOISE: Final = 0.25
-"""Log error of one placement that the expected effects are weighed against: fabrics of one class differ by this."""
+"""Standard deviation of the log error of one placement, relative to which priors of effects are weighted; fabrics of
+one class differ by this much."""
 KNEE: Final = 0.15
 """Log error beyond which a point pulls no harder (soft L1): congested and misconfigured runs."""
 DISPATCH: Final = (log(3e-6), 1.5)
 """Log of the dispatch cost [s] expected of a source, and its standard deviation."""
 POINTS: Final = 10
-"""Sizes per placement."""
+"""Number of sizes per placement."""
 STEP: Final = 1e-6
 """Step of forward differences."""
 _LOG: Final = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class _Link(NamedTuple):
 
 
 class _Placements:
-    """Rows beside the distinct sets of constants that they need, so that a fit works those out once per set."""
+    """Rows with the distinct sets of constants that they need, so that a fit computes each set once."""
 
     def __init__(self, rows: CollectiveRows) -> None:
         self.rows = rows
@@ -94,8 +95,8 @@ class _Placements:
         return time_s
 
     def derivative(self, values: Mapping[Effect, float], names: Sequence[Effect]) -> np.ndarray:
-        """Derivative of every row's seconds by every effect: that of the curve by its constants (forward differences)
-        times that of the constants by the few effects that each set has; float64[n, names]."""
+        """Derivative of every row's seconds by every effect, float64[n, names]: the derivative of the curve by its
+        constants (forward differences) times that of the constants by the few effects of each set."""
         table = self.table(values)
         time_s = self.of_table(table)
 
@@ -122,7 +123,7 @@ class _Placements:
 
 
 def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
-    """Effects fitted to rows over several nodes alone; those inside a node as `known`."""
+    """Effects fitted to rows over several nodes only; effects inside a node are `known`."""
     inside = {effect: value for effect, value in known.items() if effect.part not in BETWEEN}
     return fit_physics(rows.take(rows.between), known, inside)
 
@@ -190,7 +191,7 @@ def fit_physics(
 
 
 def _names(rows: CollectiveRows) -> list[Effect]:
-    """All effects that the rows say something of, sorted."""
+    """All effects that the rows depend on, sorted."""
     names: dict[Effect, None] = {}
     for kind, fabric, outside in set(zip(rows.kind, rows.fabric, rows.between, strict=True)):
         for name in effects(kind, fabric.inside.link, fabric.levels[-1].link):

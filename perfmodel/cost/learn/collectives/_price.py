@@ -37,13 +37,13 @@ from perfmodel.session import Cache
 
 _STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 96)
 RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
-"""Rank counts inside a node at which prices are worked out."""
+"""Rank counts inside a node at which prices are computed."""
 NODES: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float)
-"""Node counts at which prices are worked out."""
+"""Node counts at which prices are computed."""
 RING_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds whose rings run over all ranks of a group."""
 _MOST_TABLES: Final = 4096
-"""Tables that are kept, of a kind on a fabric at one placement each."""
+"""Most tables that are cached, one per kind, fabric and placement."""
 LARGE: Final = 20
 """log2 of the bytes from which a message counts as large: 1 MiB."""
 
@@ -57,7 +57,7 @@ class CollectiveRequest:
     keys: tuple[EntryKey | SeriesKey, ...] = ()
     """A measured series to price by, most specific first; without one the fabric's usual price."""
     algorithm: str = ""
-    """The one that it is held to; by default the fastest."""
+    """The algorithm that must be used; by default the fastest."""
     any_algorithm: bool = True
 
 
@@ -73,7 +73,7 @@ class Groups:
     concurrent: np.ndarray
     """Groups that share each node's outgoing links."""
     interleaved: np.ndarray
-    """Groups whose ranks lie in turn within one span of a node, which share its host bridge if it has one."""
+    """Groups whose ranks alternate within one span of a node and share its host bridge if it has one."""
 
     @classmethod
     def on(
@@ -105,7 +105,7 @@ class Groups:
         return cls(buffer_bytes, ranks, ranks_per_node, level, concurrent, np.maximum(sharing, 1.0))
 
     def take(self, index: np.ndarray) -> "Groups":
-        """The groups at positions."""
+        """The groups at some positions."""
         return Groups(**{name: column[index] for name, column in vars(self).items()})
 
 
@@ -142,14 +142,14 @@ class _LogPrices:
 
 @dataclass(frozen=True)
 class _Table:
-    """Log time over counts and `GRID`, float64[c, g], and what it stands on."""
+    """Log time over counts and `GRID`, float64[c, g], and the measurements that it rests on."""
 
     count: np.ndarray
     log_s: np.ndarray
     curves: dict[float, Curve]
     """Curves measured at just these ranks per node, by count."""
     source: CurveKey | None
-    """Key that they were found under."""
+    """Key of these curves."""
 
 
 class CollectivePrices:
@@ -239,12 +239,12 @@ class CollectivePrices:
                 prices.half_width[at[alike]] = width
 
     def _inside(self, request: CollectiveRequest, sharing: float) -> _Table:
-        """Table of groups inside a node, of which so many share a host bridge; remembered."""
+        """Table of groups inside a node, a number of which share a host bridge (cached)."""
         make = self._inside_table if sharing == 1 else self._bridge_table
         return self._tables.get_or_compute((request, sharing), lambda: make(request, sharing))
 
     def _bridge_table(self, request: CollectiveRequest, sharing: float) -> _Table:
-        """Table of groups that share a host bridge: no shorter than alone, and nothing of it was measured."""
+        """Table of groups that share a host bridge: no shorter than alone, and never counted as measured."""
         # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
         alone = self._inside(request, 1.0)
         shared = self._inside_table(request, sharing)
@@ -350,7 +350,8 @@ class CollectivePrices:
     def _measured_curves(
         self, request: CollectiveRequest, between: bool, level: int, per_node: float
     ) -> tuple[CovarianceTerms, CurveKey | None]:
-        """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
+        """Measured curves for a table, with weights: those of the series, of the fabric or, inside a node, of the
+        links."""
         known = self.weights.curves
         candidates: list[tuple[CurveKey, Placements]] = []
 
@@ -400,14 +401,15 @@ def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None
 
 
 def _over_bytes(log_s: np.ndarray, source: CurveKey | None) -> np.ndarray:
-    """Times on `GRID` that grow with bytes, and but for those of a measured series in proportion to them at most."""
+    """Make times on `GRID` grow with bytes, and at most in proportion to them unless they are those of a measured
+    series."""
     if isinstance(source, SeriesKey):
         return rising(log_s)
     return rising(log_s, at_most=GRID * np.log(2.0))
 
 
 def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Log time at log2 sizes and counts: bilinear, beyond the largest size in proportion to it."""
+    """Log time at log2 sizes and counts, by bilinear interpolation; in proportion to the size beyond the largest."""
     # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the lower one.
     place_of_size = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
     below_size = np.minimum(place_of_size.astype(np.int64), len(GRID) - 2)

@@ -67,29 +67,30 @@ class CollectiveRows:
     software: np.ndarray
     """Library with its version, str[n]."""
     dtype: np.ndarray
-    """Element type as the table has it, str[n]."""
+    """Element type as in the table, str[n]."""
     fabric: np.ndarray
     """`Fabric` of every row, object[n]; equal ones are one object."""
     algorithm: np.ndarray
-    """The algorithm that the run was held to (`ALGORITHMS`), else `""`; str[n]."""
+    """The algorithm that the run was forced to use (`ALGORITHMS`), else `""`; str[n]."""
     any_algorithm: np.ndarray
     """Whether the library chose the algorithm, bool[n]."""
     buffer_bytes: np.ndarray
-    """As nccl-tests counts them, float64[n]."""
+    """Bytes of the buffer as nccl-tests counts them, float64[n]."""
     ranks: np.ndarray
     """Ranks of the group, float64[n]."""
     ranks_per_node: np.ndarray
     """Ranks of the group on each of its nodes, float64[n]."""
     time_s: np.ndarray
-    """NaN where the table has none, float64[n]."""
+    """Seconds, NaN if the table has none, float64[n]."""
     doubtful: np.ndarray
-    """A second count of the same test (`in_place`) or marked by a `check`, bool[n]."""
+    """Whether a row repeats the same test (`in_place`) or was marked by a `check`, bool[n]."""
     disturbed: np.ndarray
-    """Marked by its collector: others used the machine while it was timed, bool[n]."""
+    """Whether its collector marked the row because others used the machine while it was timed, bool[n]."""
     groups: np.ndarray
     """Groups that ran at once on the same nodes, int64[n]; 1: the row's group alone."""
     slow: np.ndarray
-    """Whether it is known to run far below its links (`usable`): told as measured, but no guide to others; bool[n]."""
+    """Whether a row is known to run far below its links' rates (`usable`), so that it says nothing about others;
+    bool[n]."""
     skipped: np.ndarray
     """Why a row cannot be used, `""` for those that can; str[n]."""
 
@@ -166,7 +167,7 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
 
 
 def _in_racks(table: "pd.DataFrame", ranks: np.ndarray, per_node: np.ndarray) -> "tuple[pd.DataFrame, np.ndarray]":
-    """The table and ranks per node, with the trays of a rack that NVLink joins as one node where no node is stated."""
+    """The table and ranks per node; the trays of a rack that NVLink joins count as one node if no node is stated."""
     # tables count the four devices of a tray as a node, but its links go through the rack's switches
     names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
     in_racks = np.array([is_rack(*name) for name in names], bool)
@@ -219,18 +220,20 @@ def _fabrics(table: "pd.DataFrame", per_node: np.ndarray) -> np.ndarray:
 
 
 TOLERANCE: Final = 1.02
-"""How far a measurement may pass the nominal rate: rates and clocks are rounded (Slingshot's 25.2 GB/s pass as 25)."""
+"""Factor by which a measurement may exceed the nominal rate, because rates and clocks are rounded (25.2 GB/s on
+Slingshot of 25)."""
 FAR_BELOW: Final = 0.2
-"""Share of the nominal rate below which large messages are not the device's. Of the devices of the public tables, all
-but hosts at fault reach 0.23 of their slowest link; most reach 0.5 to 0.9."""
+"""Share of the nominal rate below which large messages do not represent the device. In the public tables, all devices
+except on faulty hosts reach 0.23 of their slowest link; most reach 0.5 to 0.9."""
 LARGE_S: Final = 1e-3
-"""Messages that the nominal link carries in this time or more are large: latency is no excuse any more..."""
+"""Messages that take at least this time at the nominal rate are large: latency no longer explains low rates..."""
 HOPS: Final = 10.0
-"""...nor are this many hops per rank."""
+"""...and neither do this many hops per rank."""
 DISTURBED: Final = "disturbed by other work while it was timed; measure again on a quiet machine"
 BESIDE: Final = "timed beside other groups; compared with one group alone"
 MESH_PEERS: Final = 7
-"""A node of eight without a switch has a link per peer: few ranks use a share of the links only."""
+"""Peers in a node of eight without a switch, where each has a separate link, so that few ranks use only a share of the
+links."""
 
 
 def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> np.ndarray:
@@ -318,7 +321,8 @@ def times_over_alone(rows: CollectiveRows) -> list[tuple[int, float]]:
 def _of_tier(
     rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Why each row of one series and tier says nothing of its links, and whether it runs far below them."""
+    """Reasons why rows of one series and tier do not represent their links, and whether they run far below the links'
+    rates."""
     reason = np.full(len(rows), "", dtype=object)
     below = np.zeros(len(rows), bool)
     place = "between nodes" if between else "inside a node"
@@ -358,7 +362,8 @@ def _of_tier(
 
 
 def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: str) -> np.ndarray:
-    """Rows of placements and software whose large messages stay far below the link: their small ones with them.
+    """Rows of placements and software whose large messages stay far below the link's rate, including their small
+    messages.
 
     Rates are nccl-tests' bus bandwidths, which do not count a node's ranks: one adapter per node is enough to pass.
     """
@@ -379,6 +384,6 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
 
 
 def _is_mesh(link: LinkClass, interconnect: str) -> bool:
-    """Whether devices may be joined by links of their own instead of a switch."""
+    """Whether devices may be joined by direct links instead of a switch."""
     name = interconnect.lower()
     return link.name.startswith(("NVLink", "XGMI")) and "switch" not in name and "nvl72" not in name

@@ -19,11 +19,12 @@ from perfmodel.cost.learn.collectives._rows import CollectiveRows, times_over_al
 from perfmodel.cost.learn.collectives._weights import CollectiveWeights, FabricKey
 
 MOST: Final = 2.0
-"""Largest exponent: two groups that hold each other up to a quarter of the rate."""
+"""Largest exponent, with which two groups slow each other to a quarter of the rate."""
 _COARSE: Final = 21
-"""Exponents that are tried from 0 to `MOST`, then again between the neighbours of the best."""
+"""Number of exponents tried from 0 to `MOST`, then again between the neighbours of the best."""
 _LEAST_EFFECT: Final = 0.5
-"""Log of the time by which the exponents must differ at their ends, or messages are too small to tell them apart."""
+"""Least difference of log times between the smallest and largest exponent; below it messages are too small to tell
+exponents apart."""
 
 
 def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[FabricKey, float]:
@@ -82,7 +83,7 @@ def _least(values: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def _log_slowdowns(rows: CollectiveRows, weights: CollectiveWeights) -> Float64[np.ndarray, "n"]:
-    """Log of the predicted time of each row's group beside the others over that alone."""
+    """Log of the predicted time of each row's group together with the others, relative to that alone."""
     prices = CollectivePrices(weights)
     log_slowdowns = np.zeros(len(rows))
     for i in range(len(rows)):

@@ -19,19 +19,19 @@ from perfmodel.cost.learn.intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 
 RANK_FOLDS: Final = 3
-"""Folds in which rank counts between others are left out."""
+"""Number of folds in which intermediate rank counts are left out."""
 DEVICE_FOLDS: Final = 3
-"""Folds in which devices are left out: physics is fitted anew in each."""
+"""Number of folds in which devices are left out; physics is fitted anew in each."""
 _LOG: Final = logging.getLogger(__name__)
 FEWEST: Final = 30
 """Least number of errors for which a separate width is fitted."""
 FEWEST_SERIES: Final = 4
 """Least number of series that these errors come from, if they are used for other series."""
 LEVEL_OF_OTHERS: Final = 0.95
-"""Quantile of other fabrics' and rank counts' errors that holds 90 % of a new one's: those differ as wholes, so that
-as many rows of them as of rows drawn alike stand for less."""
+"""Quantile of the errors of other fabrics and rank counts that holds 90 % of a new one's. It is above 90 % because
+errors within a fabric are correlated."""
 PER_SERIES: Final = 400
-"""Rows of one series that count, so that dense sweeps do not decide for all."""
+"""Most rows of one series that count, so that dense sweeps do not dominate."""
 
 
 def usable(
@@ -93,8 +93,7 @@ def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
 
 
 def quantiles(rows: CollectiveRows, error: np.ndarray, what: str) -> dict[Scope, float]:
-    """90 % quantiles of absolute errors (NaN: none) as `CollectiveWeights.half_width` looks them up; those `measured`
-    by series too."""
+    """90 % quantiles of absolute errors (NaN: none) by `Scope`; those `measured` also by series."""
     # Scopes from general to special, each with its rows and how many errors it needs.
     large = rows.buffer_bytes >= 1 << LARGE
     tier = np.where(rows.between, "between", "inside").astype(object)
@@ -139,7 +138,7 @@ class LeftOut:
     half_width: np.ndarray
     """Half-width of the interval, from other folds."""
     simpler: dict[str, np.ndarray]
-    """Errors of simpler ways of predicting."""
+    """Errors of simpler prediction methods."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ def ranks_fold(rows: CollectiveRows) -> np.ndarray:
 
 
 def _left_out(rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveRows], CollectiveWeights]) -> np.ndarray:
-    """log(predicted / measured) of every row by weights that have not seen its fold; NaN in none (-1)."""
+    """log(predicted / measured) of every row by weights fitted without its fold; NaN for rows in no fold (-1)."""
     error = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
         test, train = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
@@ -262,7 +261,7 @@ def _left_out(rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveR
 
 
 def _folds(label: np.ndarray, folds: int) -> np.ndarray:
-    """Folds of about equal numbers of labels, always alike."""
+    """Reproducible folds with about equal numbers of labels."""
     names, inverse = np.unique(label.astype(str), return_inverse=True)
     order = np.argsort(hashed([names]), kind="stable")
     rank = np.empty(len(names), int)
@@ -273,7 +272,7 @@ def _folds(label: np.ndarray, folds: int) -> np.ndarray:
 def _crossed(
     what: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, simpler: dict[str, np.ndarray], name: str
 ) -> LeftOut:
-    """Rows left out, each with the half-width that the other folds teach."""
+    """Held-out rows, each with the half-width from the other folds."""
     half = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
         known = CollectiveWeights(physics={}, spread=quantiles(rows, np.where(fold == k, np.nan, error), name))
@@ -283,7 +282,7 @@ def _crossed(
 
 
 def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeights, name: str) -> np.ndarray:
-    """Half-widths of the rows at `index` by what `known` teaches of errors of this name; NaN elsewhere, float64[n]."""
+    """Half-widths of the rows at `index` from the errors of this name in `known`; NaN elsewhere, float64[n]."""
     half = np.full(len(rows), np.nan)
     for at in index:
         tier = "between" if rows.between[at] else "inside"

@@ -259,7 +259,7 @@ class MeasuredPlace(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """Scope of an interval's half-width."""
+    """Which errors the half-width of an interval was measured on."""
 
     what: str
     """`measured`, `usual` (of a fabric), `links` (of other devices), or a provenance."""

@@ -51,7 +51,7 @@ class MoeRows:
     series: np.ndarray
     """Index into `keys`, int64[n]."""
     keys: tuple[ExchangeKey, ...]
-    """All series."""
+    """Key of every series of the table."""
     tokens: np.ndarray
     """Tokens of one rank."""
     hidden: np.ndarray

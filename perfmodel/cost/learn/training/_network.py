@@ -66,7 +66,7 @@ class Residual(nnx.Module):
 
 
 def stack_members(members: Sequence[Parameters]) -> Parameters:
-    """Stack the networks of several parameter sets that are otherwise equal."""
+    """Stack the networks of several trained members into one set of arrays; the rest comes from the first member."""
     networks = [_network(member) for member in members]
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *networks)
     return members[0]._replace(**stacked)
@@ -91,7 +91,7 @@ class Run:
     identity: int
     """Checksum of targets, recipe and seed."""
     done: int = 0
-    """Steps that are done."""
+    """Number of training steps that are done."""
     best_error: float = float("inf")
     """Lowest mean error at a check."""
     waited: int = 0

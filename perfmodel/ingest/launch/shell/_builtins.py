@@ -22,7 +22,7 @@ from perfmodel.ingest.launch.shell._output import as_lines
 from perfmodel.ingest.launch.shell._values import Condition, calculate, unknown
 
 LONGEST_VALUE: Final = 500_000
-"""Characters of a variable, beyond which a script is none (`A=$A$A` doubles it)."""
+"""Most characters of a variable in a launch script (`A=$A$A` doubles it)."""
 
 
 class Builtins(Expander):
@@ -37,7 +37,7 @@ class Builtins(Expander):
         self.streams: list[list[str] | None] = []
         """For every block that reads a text, the lines that are left of it; None where nobody knows the text."""
         self.locals: list[dict[str, Value | None]] = []
-        """For every function that runs, the values that its local variables have outside."""
+        """For every running function, the outer values of its local variables."""
 
     @contextmanager
     def restoring(self, names: Sequence[str]) -> Iterator[None]:
@@ -122,7 +122,7 @@ class Builtins(Expander):
         return value
 
     def condition_texts(self, raw: tree.RawWord) -> list[str]:
-        """Words of a condition, where a variable that nobody set is empty."""
+        """Words of a condition; unset variables are empty."""
         return [unset_as_empty(word.text) for word in self.expand(raw)]
 
     def condition_text(self, raw: tree.RawWord) -> str:
@@ -140,7 +140,7 @@ class Builtins(Expander):
         return unset_as_empty(text)
 
     def exists(self, name: str) -> bool | None:
-        """Whether a file is there: known only of those beside the script, and of those that it writes."""
+        """Whether a file exists, which is known only for files in the script's folder and for those that it writes."""
         if unknown(name) or not name:
             return None
         beside = self.beside(name)
@@ -277,7 +277,7 @@ class Builtins(Expander):
         return True
 
     def beside(self, name: str) -> Path | None:
-        """The file of this name in the script's folder, in that above it, or below; None for those elsewhere."""
+        """The file of this name in the script's folder, its parent or below; None for files elsewhere."""
         if not name or self.state.place in ("", "-"):
             return None
         # A stranger's script must not make this program read files elsewhere on the machine.
@@ -295,7 +295,7 @@ class Builtins(Expander):
         return None
 
     def script_beside(self, name: str) -> str | None:
-        """The text of a script that this one writes, or that lies beside it."""
+        """The text of a script that this one writes, or that is in the same folder."""
         written = self.state.files.get(Path(name).name)
         if written is not None:
             return written
@@ -307,6 +307,6 @@ class Builtins(Expander):
 
 
 def _is_of_unknown_program(here: tree.HereText, text: str) -> bool:
-    """Whether a text to be read is the output of a program that nobody knows, and not one with unset variables."""
+    """Whether a text to be read is the output of an unknown program, not a text with unset variables."""
     is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
     return is_output and unknown(text)

@@ -23,15 +23,15 @@ PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "sa
 WRITING: Final = ("cat", "echo", "printf", "tee")
 """Commands by which a script writes scripts and configurations."""
 MOST_SCRIPTS: Final = 8
-"""Scripts that start one another."""
+"""Most scripts that start one another."""
 MOST_BEFORE_SCRIPT: Final = 30
-"""Words of a command before the name of the script that it starts."""
+"""Most words of a command before the name of the script that it starts."""
 _SYSTEM_FILES: Final = ("/etc/", "/usr/", "/opt/", "/root/", "~", "/home/")
-"""Beginnings of paths of files that set up a machine, and say nothing of a job."""
+"""Prefixes of paths of files that set up a machine and do not affect a job."""
 
 
 class Stop(Exception):
-    """`exit`, and `return`, `break` and `continue` by their names."""
+    """Raised by `exit`, `return`, `break` and `continue`, with the name of the command."""
 
     def __init__(self, kind: str, line: int) -> None:
         super().__init__(kind)
@@ -62,7 +62,7 @@ class Commands(Builtins):
 
     @contextmanager
     def subshell(self) -> Iterator[None]:
-        """A block that changes no variables outside; an `exit` ends only this."""
+        """Run a block that changes no outer variables; `exit` ends only the block."""
         # Copies are shallow: values are replaced when they change and never changed in place.
         variables = dict(self.state.variables)
         arguments = list(self.state.arguments)
@@ -110,7 +110,7 @@ class Commands(Builtins):
         return None
 
     def writes(self, node: tree.Simple, argv: Sequence[Word], stdin: str | None = None) -> bool:
-        """Keep the files that a command writes, which may be run or read later; whether it wrote any.
+        """Record the files that a command writes, which may be run or read later; return whether it wrote any.
 
         Args:
             node: the command.
@@ -239,7 +239,7 @@ class Commands(Builtins):
     # Other scripts, and inner shells.
 
     def in_this_shell(self, text: str, line: int, *, counts: bool = True) -> bool | None:
-        """Run a text in this very shell."""
+        """Run a text in this shell."""
         self.depth += 1
         if self.depth > syntax.DEEPEST:
             raise broken(self.state.place, line, "the script runs itself forever; fix it")
@@ -285,7 +285,7 @@ class Commands(Builtins):
             self.state.arguments = arguments
 
     def launch(self, node: tree.Simple, argv: list[Word]) -> None:
-        """A program: an inner shell is followed, everything else is collected with its arguments."""
+        """Launch a program: an inner shell is followed, everything else is recorded with its arguments."""
         # From the plainest to the least likely: an inner shell, a job submitted as a here-document, a script beside
         # this one, a whole command in one word; else a program.
         names = [Path(word.text).name for word in argv]
@@ -326,7 +326,7 @@ class Commands(Builtins):
             self.in_inner_shell(text, line, prefix, arguments, counts=counts)
 
     def shell(self, node: tree.Simple, argv: list[Word], at: int) -> bool:
-        """Follow `bash -c text`, `bash file` or `bash <<EOF`; False where there is nothing to follow."""
+        """Follow `bash -c text`, `bash file` or `bash <<EOF`; return False if there is nothing to follow."""
         rest = argv[at + 1 :]
         while rest and rest[0].text.startswith(("-", "+")):
             option = rest.pop(0).text

@@ -12,12 +12,12 @@ from perfmodel.ingest.launch.shell._values import calculate, replaced, trimmed, 
 from perfmodel.ingest.launch.shell._words import parse_word
 
 MOST_EXPANDED: Final = 2_000_000
-"""Characters of all words of a script with their variables replaced."""
+"""Most characters of all words of a script after expansion."""
 _WORD_CHARS: Final = 10
-"""Characters that every word counts for beside its own, so that empty words are bounded too."""
+"""Additional characters counted for every word, so that empty words are bounded too."""
 _LONGEST_INDEX: Final = 18
 MOST_TURNS: Final = 2_000
-"""Turns of one loop that are followed."""
+"""Most iterations of a loop that are followed."""
 _PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 _COUNTED_FIRST: Final = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
 _ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL)
@@ -42,7 +42,7 @@ LAUNCH_VARIABLES: Final = (
     "EXP",
     "GPUS_PER_NODE",
 )
-"""Variables that tell programs how many processes they start, and with which recipe."""
+"""Variables that set the number of processes or the recipe of programs."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Command:
     """A program that a script runs, with its arguments."""
 
     argv: tuple[Word, ...]
-    """The program, or what starts it, and the arguments."""
+    """The program, or the launcher that starts it, and the arguments."""
     certain: bool = True
     """Whether the command certainly runs: no condition that cannot be evaluated guards it, and it is not only
     printed."""
@@ -59,17 +59,17 @@ class Command:
 
 
 Value = dict[str, Word]
-"""A variable: the elements of an array by index; a plain one has the index 0 alone."""
+"""A variable: the elements of an array by index; a plain variable has only index 0."""
 
 
 @dataclass
 class State:
-    """Variables, functions and commands of a script up to where it has been followed."""
+    """Variables, functions and commands of the part of a script that has been followed."""
 
     place: str
     environment: Mapping[str, str]
     name: str
-    """`$0`."""
+    """Name of the script, `$0`."""
     arguments: list[Word]
     """`$1` and those after it."""
     variables: dict[str, Value] = field(default_factory=dict)
@@ -82,12 +82,12 @@ class State:
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
-    """Scripts that are run or sourced and do not lie beside this one."""
+    """Scripts that are run or sourced but are not in the same folder."""
     taken: dict[str, str] = field(default_factory=dict)
     """Variables of the environment that were used."""
     steps: int = 0
     expanded_chars: int = 0
-    """Characters that variables have been replaced by so far."""
+    """Number of characters that expansions have produced so far."""
     stopped_at: int = 0
     """Line of the `exit` that ended the script; 0 for none."""
 
@@ -98,10 +98,10 @@ class Expander:
     def __init__(self, state: State) -> None:
         self.state = state
         self.depth = 0
-        """Levels of functions, scripts and expressions that are open."""
+        """Current depth of nested functions, scripts and expressions."""
 
     def joined(self, raw: tree.RawWord) -> Word:
-        """A word that is not divided at blanks: the value of an assignment."""
+        """Expand a word that is not split at blanks: the value of an assignment."""
         texts = []
         for part in raw.parts:
             values = self.values(part)
@@ -126,7 +126,7 @@ class Expander:
         return [Word(piece, word.line) for piece in divided_at(word.text, separators)]
 
     def expand(self, raw: tree.RawWord) -> list[Word]:
-        """The words that a word becomes: unquoted values are divided at blanks, arrays into their elements."""
+        """Expand a word to words: unquoted values are split at blanks, arrays into their elements."""
         expanded: list[Word] = []
         # A word is built from its parts; a part with several values closes the word with its first value and begins
         # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from none.
@@ -198,7 +198,7 @@ class Expander:
         return values[0].text if values else None
 
     def stated(self, name: str, line: int) -> Value | None:
-        """The elements of a variable, which the environment may set; None where nobody does."""
+        """The elements of a variable, which the environment may set; None if it is unset."""
         # Special parameters first; then what the script has set, which hides the environment.
         if name in ("@", "*"):
             return {str(i): word for i, word in enumerate(self.state.arguments)}
@@ -269,7 +269,7 @@ class Expander:
         return [Word(str(size), line)]
 
     def changed(self, name: str, values: list[Word] | None, change: str, line: int, several: bool) -> list[Word] | None:
-        """A parameter with a default, a part cut away or another change (`${NAME:-default}`, `${NAME%.sh}`)."""
+        """A parameter with a default, a removed part or another modification (`${NAME:-default}`, `${NAME%.sh}`)."""
         # POSIX: `-` default, `=` default that is kept, `+` replacement, `?`
         # error; with a colon an empty value counts as unset.
         condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
@@ -318,12 +318,12 @@ class Expander:
         return text
 
     def default(self, text: str, line: int) -> Word:
-        """The text behind `:-` and its like, with the variables in it."""
+        """The text after `:-` and similar operators, with its variables expanded."""
         raw = parse_word(text, self.state.place, line, quoted=False)
         return Word(self.joined(raw).text, line)
 
     def arithmetic(self, text: str, line: int) -> int | None:
-        """The value of `$((text))`, whose assignments are done; None where it is not known."""
+        """The value of `$((text))`, after its assignments; None if unknown."""
         self.depth += 1
         try:
             if self.depth > syntax.DEEPEST:
@@ -407,7 +407,7 @@ def shown(text: str) -> str:
 
 
 def unset_as_empty(text: str) -> str:
-    """A text in which variables that nobody set are empty, as the shell takes them."""
+    """A text with unset variables replaced by empty strings, as in the shell."""
     return re.sub(r"\$\{(\w+)(\[[^\]]*\])?\}", "", text.replace(tree.JOINED, ""))
 
 
@@ -417,7 +417,7 @@ def next_index(value: Value) -> str:
 
 
 def _ordered(value: Value) -> list[Word]:
-    """Elements of an array: by their numbers, or as they were set where indices are no numbers."""
+    """Elements of an array, sorted by index, or in order of assignment if indices are not numbers."""
     if all(index.isdecimal() for index in value):
         return [value[index] for index in sorted(value, key=int)]
     return list(value.values())

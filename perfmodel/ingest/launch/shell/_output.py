@@ -1,4 +1,4 @@
-"""Output of the few commands that it follows from their arguments: `$(dirname $0)`, `$(expr 2 + 3)`.
+"""Output of the few commands whose arguments determine it: `$(dirname $0)`, `$(expr 2 + 3)`.
 
 Nothing is executed: every command has its meaning written here, and all others have an output that nobody knows.
 """
@@ -14,7 +14,7 @@ from perfmodel.ingest.launch.shell._values import calculate, unknown
 
 Expand = Callable[[tree.RawWord], list[str]]
 MOST_NODES: Final = 100_000
-"""Names of nodes that are made up at most."""
+"""Most invented names of nodes."""
 
 
 def as_lines(here: tree.HereText, text: str) -> str:
@@ -71,7 +71,7 @@ def pipeline_output(
 def command_output(
     argv: list[str], stdin: str | None, folder: str, variable: Callable[[str], str | None]
 ) -> str | None:
-    """Output of one command, to which the one before it in a pipeline gives `stdin`; None if it is not known."""
+    """Output of one command with the input `stdin` from the previous one in a pipeline; None if unknown."""
     if not argv:
         return None
     head, arguments = argv[0], argv[1:]
@@ -184,7 +184,7 @@ def _filtered(head: str, arguments: list[str], text: str) -> str | None:
 
 
 def _columns(arguments: list[str], text: str) -> str | None:
-    """Output of `awk '{print $2}'`, also with `-F` and the sign that divides columns; None for other programs."""
+    """Output of `awk '{print $2}'`, also with `-F` and a separator; None for other programs."""
     program = re.fullmatch(r"(?:-F\s*(\S+) )?\{\s*print \$(\d+|NF)\s*;?\s*\}", " ".join(arguments))
     # A separator of several characters is a pattern.
     if program is None or (program[1] is not None and len(program[1]) > 1):
@@ -220,7 +220,7 @@ def _matches(arguments: list[str], text: str) -> str | None:
 
 
 def _replaced(arguments: list[str], text: str) -> str | None:
-    """Output of `sed 's/old/new/'` for texts without signs that mean more than themselves; None for others."""
+    """Output of `sed 's/old/new/'` for texts without special characters; None for others."""
     programs = [argument for argument in arguments if argument != "-e"]
     if len(programs) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Nodes, tasks and GPUs that a job asks its scheduler for, and the variables that SLURM sets from them.
+"""Nodes, tasks and GPUs that a job requests from its scheduler, and the variables that SLURM sets from them.
 
 Source: sbatch(1), section OUTPUT ENVIRONMENT VARIABLES.
 """
@@ -39,7 +39,7 @@ def directives(text: str) -> list[str]:
 
 
 def requested(text: str) -> dict[str, int]:
-    """Numbers that the `#SBATCH` (or `#PBS`) lines of a script ask for."""
+    """Numbers that the `#SBATCH` (or `#PBS`) lines of a script request."""
     numbers: dict[str, int] = {}
     for nodes, rest in _PBS.findall(text):
         numbers["nodes"] = int(nodes)

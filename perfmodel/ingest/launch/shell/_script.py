@@ -1,4 +1,4 @@
-"""Commands of a launch script, its variables, functions and conditions followed as the shell would.
+"""Interprets a launch script: variables, functions and conditions are followed as in the shell.
 
 Nothing is executed. Commands that are programs are collected with their arguments; whatever depends on their output,
 on files or on the cluster stays as it is written, and conditions on it are not judged. The tree of a script comes from
@@ -26,7 +26,7 @@ from perfmodel.ingest.launch.shell._output import pipeline_output
 from perfmodel.ingest.launch.shell._values import unknown
 
 MOST_STEPS: Final = 20_000
-"""Commands of one script, beyond which it is none."""
+"""Most commands of a launch script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Script:
 
 
 class _Unknown(Exception):
-    """The output of a command is not known."""
+    """Raised if the output of a command is unknown."""
 
 
 def run_script(
@@ -185,7 +185,7 @@ class _Interpreter(Commands):
         return status
 
     def pipe_into_file(self, node: tree.Pipeline, last: tree.Simple) -> None:
-        """Keep the file that the last command of a pipeline writes, where the text is known."""
+        """Record the file that the last command of a pipeline writes, if its text is known."""
         argv = self.expanded(last.raw_words)
         if not argv or (argv[0].text != "tee" and last.output is None):
             return
@@ -220,7 +220,7 @@ class _Interpreter(Commands):
             self.folder = folder
 
     def is_of_programs(self, node: tree.Pipeline) -> bool:
-        """Whether a pipeline is of programs, which write something, and not of what the shell does itself."""
+        """Whether a pipeline consists of programs that write something, not of shell builtins."""
         first = node.commands[0]
         if not isinstance(first, tree.Simple) or not first.raw_words:
             return len(node.commands) > 1
@@ -258,7 +258,7 @@ class _Interpreter(Commands):
         return Word(" ".join(word.text for word in argv[1:] if word.text not in ("-e", "-n")), node.line)
 
     def run(self, node: tree.Node) -> bool | None:
-        """Run a node of any kind; its status."""
+        """Run a node of any kind, and return its status."""
         self.state.steps += 1
         if self.state.steps > MOST_STEPS:
             raise broken(self.state.place, 0, f"more than {MOST_STEPS:,} commands; this is not a launch script")
@@ -295,7 +295,8 @@ class _Interpreter(Commands):
 
     @contextmanager
     def tentatively(self) -> Iterator[None]:
-        """A block that may run or not: its commands are possible ones, and it changes and stops nothing."""
+        """Run a block that may or may not run: its commands are marked as uncertain, and it changes and stops
+        nothing."""
         # Variables are put back, commands stay: a launch behind a condition that cannot be judged is better than none.
         certain, self.certain = self.certain, False
         variables = dict(self.state.variables)
@@ -429,7 +430,7 @@ class _Interpreter(Commands):
         return True
 
     def turn(self, body: tree.Sequence) -> bool:
-        """One turn of a loop; False where it is the last."""
+        """Run one iteration of a loop; return False if it is the last."""
         try:
             self.sequence(body)
         except Stop as stop:
@@ -440,7 +441,7 @@ class _Interpreter(Commands):
 
 
 def _exits(body: tree.Sequence) -> bool:
-    """Whether commands end the script, as those that print a message about what is missing."""
+    """Whether commands end the script, such as those that report a missing file."""
     last = body.items[-1] if body.items else None
     command = last.first.commands[0] if last is not None and not last.rest else None
     if not isinstance(command, tree.Simple) or not command.raw_words:

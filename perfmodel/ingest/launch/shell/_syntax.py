@@ -51,7 +51,7 @@ _CLOSERS: Final = {
     "}": "{",
 }
 DEEPEST: Final = 60
-"""Levels of nesting, beyond which a text is no launch script."""
+"""Deepest nesting of a launch script."""
 
 
 def parse(text: str, place: str, line: int = 1, *, counts: bool = True) -> Sequence:
@@ -79,14 +79,14 @@ class _Parser(WordParser):
     def __init__(self, text: str, place: str, line: int, *, counts: bool = True) -> None:
         super().__init__(text, place, line, counts=counts)
         self.depth = 0
-        """Levels of blocks that are open."""
+        """Current depth of nested blocks."""
         self.pending: list[HereText] = []
         """Here-documents whose text begins on the next line."""
 
     # What separates commands.
 
     def newlines(self) -> None:
-        """Pass over ends of lines and blanks, and read the here-documents that begin there."""
+        """Skip line ends and blanks, and read the here-documents that begin there."""
         self.blanks()
         while self.char() == "\n":
             self.at, self.line = self.at + 1, self.line + 1
@@ -106,7 +106,7 @@ class _Parser(WordParser):
         self.at = min(len(self.text), end.end() + 1)
 
     def reserved(self) -> str:
-        """The reserved word that stands here, if one does."""
+        """The reserved word at this position; empty if there is none."""
         match = _RESERVED.match(self.text, self.at)
         return match[1] if match else ""
 
@@ -350,7 +350,7 @@ class _Parser(WordParser):
                 raw_words.append(self.word())
 
     def calculation(self, line: int) -> Calculation | None:
-        """`((...))`; None where the parentheses are those of subshells."""
+        """`((...))`; None if the parentheses belong to subshells."""
         # If it turns out to be subshells, the parser goes back and reads it again.
         before, before_line = self.at, self.line
         inside = self.enclosed("(", ")")
@@ -405,7 +405,7 @@ class _Parser(WordParser):
         return Simple(tuple(assignments), tuple(raw_words), here, output, appends, line)
 
     def redirection(self, match: re.Match[str]) -> HereText | RawWord | None:
-        """Pass over a redirection; the text of a here-document, or the file."""
+        """Skip a redirection, and return the text of a here-document or the file."""
         self.at = match.end()
         self.blanks()
         if match[1] == "<<<":

@@ -60,10 +60,10 @@ class HereText:
 
     delimiter: str
     literal: bool
-    """Nothing in it is expanded (`<<'EOF'`)."""
+    """Whether nothing in it is expanded (`<<'EOF'`)."""
     text: str = ""
     word: RawWord | None = None
-    """The word behind `<<<`; None for a here-document."""
+    """The word after `<<<`; None for a here-document."""
     line: int = 0
 
 
@@ -72,7 +72,7 @@ class Simple:
     """Assignments, or a command with its arguments."""
 
     assignments: tuple[Assignment, ...]
-    """Assignments before the command; behind `export` and the like also those after it."""
+    """Assignments before the command; for `export` and similar commands also those after it."""
     raw_words: tuple[RawWord, ...]
     here: HereText | None
     output: RawWord | None
@@ -92,7 +92,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Calculation:
-    """`(( ... ))`."""
+    """An arithmetic command, `(( ... ))`."""
 
     text: str
     line: int
@@ -198,5 +198,5 @@ Node = Simple | Test | Calculation | If | While | For | CountingFor | Case | Fun
 
 
 def lines_in(text: str) -> int:
-    """Ends of lines in a text, also those that a backslash joined."""
+    """Number of line ends in a text, including those joined by a backslash."""
     return text.count("\n") + text.count(JOINED)

@@ -1,4 +1,4 @@
-"""Arithmetic, patterns and conditions of the shell; a condition may be true, false or not known."""
+"""Arithmetic, patterns and conditions of the shell; a condition is true, false or unknown."""
 
 import ast
 import operator
@@ -29,7 +29,7 @@ _LARGEST: Final = 2**63
 
 
 def _divide(a: int, b: int) -> int:
-    """Quotient without its fraction, towards zero as in C."""
+    """Quotient rounded towards zero, as in C."""
     quotient = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient
 
@@ -69,7 +69,7 @@ _UNARY: Final[Mapping[type, Callable[[int], int]]] = {
 
 
 def calculate(text: str) -> int | None:
-    """The value of an expression of whole numbers (variables already replaced); None where it is not one."""
+    """The value of a whole-number expression without variables; None if it is not one."""
     # What C writes otherwise than Python is rewritten; the tree of Python's parser is then evaluated node by node, so
     # that nothing but arithmetic can run.
     condition = re.fullmatch(r"([^?]+)\?([^:?]+):(.+)", text.strip(), re.DOTALL)
@@ -135,7 +135,7 @@ def trimmed(value: str, mark: str, pattern: str) -> str:
 
 
 def replaced(value: str, text: str) -> str:
-    """`${value/text}`: the first match of a pattern is replaced, or all of them where the text begins with a slash."""
+    """Expand `${value/text}`: replace the first match of a pattern, or all matches if the text begins with a slash."""
     everywhere = text.startswith("/")
     pattern, _, replacement = text.removeprefix("/").partition("/")
     anchor = pattern[:1] if pattern[:1] in ("#", "%") else ""
@@ -156,9 +156,9 @@ class Condition:
         self.double = double
         """Whether it is `[[`, in which the right side of `==` is a pattern."""
         self.exists = exists
-        """Whether a file exists, as far as anybody can say."""
+        """Function that returns whether a file exists; None if unknown."""
         self.matched: tuple[str, ...] | None = None
-        """What the last `=~` matched and its groups, as `BASH_REMATCH` holds them; None where there was none."""
+        """Match of the last `=~` and its groups, as in `BASH_REMATCH`; None without a match."""
 
     def value(self) -> bool | None:
         if not self.tokens:
@@ -256,5 +256,5 @@ class Condition:
 
 
 def unknown(text: Any) -> bool:
-    """Whether a text still has something in it that could not be expanded."""
+    """Whether a text contains parts that could not be expanded."""
     return "${" in text or "$(" in text

@@ -24,7 +24,7 @@ _HERE: Final = re.compile(
 
 
 def parse_word(text: str, place: str, line: int, *, quoted: bool) -> RawWord:
-    """A text as one word, whatever blanks are in it: the default of a parameter, the text of a here-document."""
+    """A text as one word, including its blanks: the default of a parameter, the text of a here-document."""
     parser = WordParser(text, place, line)
     parser.in_text(quoted)
     return RawWord(tuple(parser.parts), line)
@@ -60,7 +60,7 @@ class WordParser:
         return self.text[self.at : self.at + 1]
 
     def blanks(self) -> None:
-        """Pass over blanks, continued lines and comments, up to a word, an operator or the end of a line."""
+        """Skip blanks, continued lines and comments, up to a word, an operator or the end of a line."""
         while self.at < len(self.text):
             if self.text.startswith("\\\n", self.at):
                 self.at, self.line = self.at + 2, self.line + 1
@@ -111,7 +111,7 @@ class WordParser:
             self.parts.append(Part("text", text, quoted, self.line))
 
     def piece(self, char: str) -> None:
-        """One step through a word outside quotes."""
+        """Read one piece of a word outside quotes."""
         if char == "\\":
             following = self.text[self.at + 1 : self.at + 2]
             if following == "\n":
@@ -168,7 +168,7 @@ class WordParser:
         raise broken(self.place, opened, 'a quote is opened here and never closed; add its "')
 
     def quoted_piece(self) -> None:
-        """One step through a text in double quotes, or a here-document."""
+        """Read one piece of a text in double quotes, or of a here-document."""
         char, following = self.char(), self.text[self.at + 1 : self.at + 2]
         if char == "$":
             self.dollar(quoted=True)
@@ -234,7 +234,7 @@ class WordParser:
         self.at = end + 1
 
     def enclosed(self, opening: str, closing: str) -> str:
-        """The text from the bracket here through the one that closes it, quotes in it skipped; moves behind it."""
+        """The text from the bracket at this position to its closing one, skipping quotes; moves past it."""
         start, opened, depth = self.at, self.line, 0
         while self.at < len(self.text):
             char = self.char()

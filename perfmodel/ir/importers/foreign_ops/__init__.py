@@ -32,6 +32,6 @@ FOREIGN_OPS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **COMMUNICATION,
     }
 )
-"""By name of the op; ATen's default overload is named by the op alone."""
+"""Ops by name; ATen's default overload has only the op's name."""
 
 shorten_reprs(__name__)

@@ -14,21 +14,21 @@ from perfmodel.ir.importers._program_rules import mapped
 
 _ABSENT: Final = object()
 _OF_INTEGERS: Final = ("add", "sub", "mul")
-"""JAX primitives that the IR computes of integers, too."""
+"""JAX primitives that the IR also computes for integers."""
 LOWEST: Final = {"fp64": -1.7e308, "fp32": -3.4e38, "bf16": -3.3e38, "fp16": -65504.0}
-"""Finite stand-in for minus infinity in masks: times 0 it is 0."""
+"""Finite replacement for minus infinity in masks, which gives 0 when multiplied by 0."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A node of a foreign graph, as its rule reads it."""
+    """A node of a foreign graph, in the form that rules take."""
 
     emitter: Emitter
     """Emitter to which the rule writes its instructions."""
     operands: Mapping[str, Any]
-    """Items, lists of items and plain values by the names that the table of ops has for them."""
+    """Items, lists of items and plain values, by their names in the table of ops."""
     attributes: Mapping[str, Any]
-    """Plain values that ONNX, or the reader, keeps beside the operands."""
+    """Plain values that ONNX, or the reader, keeps separately from the operands."""
 
     def has(self, name: str) -> bool:
         """Whether an operand is present."""
@@ -95,7 +95,7 @@ class Call:
         return default if operand is None else operand
 
     def integers(self, name: str) -> list[int]:
-        """The numbers of a plain value, of which a single one may stand without a list."""
+        """The numbers of a plain value, which may be a single number or a list."""
         return [int(n) for n in np.atleast_1d(self.value(name))]
 
     def axis(self, rank: int, default: Any = _ABSENT) -> int:
@@ -126,7 +126,7 @@ class Call:
         return self.emitter.transpose(x, order)
 
     def expanded(self, x: Ref, shape: Sequence[int]) -> Ref:
-        """The value repeated along axes of size 1 where `shape` has another size; -1 leaves an axis as it is."""
+        """The value repeated along axes of size 1 to the sizes in `shape`; -1 leaves an axis unchanged."""
         # Broadcasting aligns axes at the right.
         missing_axes = len(shape) - self.rank(x)
         aligned = (1,) * missing_axes + self.shape(x)
@@ -159,7 +159,7 @@ class ForeignOp:
     """An op of ONNX or ATen, with its operands and its translation into the IR."""
 
     operands: tuple[str, ...]
-    """Names of the operands in the order of the foreign graph. The last may be `*name`, which stands for all others."""
+    """Names of the operands in the order of the foreign graph; the last may be `*name` for all remaining ones."""
     rule: Rule
 
     def write(self, emitter: Emitter, args: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
@@ -192,7 +192,7 @@ def foreign_ops(*signatures: str, rule: Rule) -> dict[str, ForeignOp]:
 
 
 def graph_dtype(name: str) -> str:
-    """Element type of a program's value, by the name that PyTorch, NumPy or ONNX has for it."""
+    """Element type of a program's value, by its name in PyTorch, NumPy or ONNX."""
     is_float = name.startswith(("float", "bfloat"))
     return Array.of(name, ()).dtype if is_float else "int32"
 

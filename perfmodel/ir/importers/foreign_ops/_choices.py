@@ -17,7 +17,7 @@ def _axis_last(call: Call, x: Ref, axis: int) -> tuple[Ref, list[int]]:
 
 
 def _largest_first(call: Call, largest: bool) -> Ref:
-    """The operand, negated where the smallest entries are asked for: the IR finds only the largest."""
+    """The operand, negated if the smallest entries are requested, because the IR finds only the largest."""
     x = call.ref("x")
     return x if largest else call.scaled(x, -1.0)
 
@@ -83,4 +83,4 @@ CHOICES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("TopK(x, k)", "topk(x, k, axis, largest)", rule=_top_k),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

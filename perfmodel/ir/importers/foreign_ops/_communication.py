@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed in their functional form, which `torch.export` gives them all.
+"""Collectives of torch.distributed in the functional form that `torch.export` produces.
 
 The graph is one rank's part, and stands for those of all ranks of its group, which do the same at the same time. So a
 collective becomes an instruction with `replicas` (`perfmodel.ir.ops`), and the graph a program of one device.
@@ -15,8 +15,7 @@ _REDUCTIONS: Final = ("sum", "avg", "max")
 
 
 def _replicas(call: Call) -> tuple[int, int]:
-    """Return the number of ranks that communicate, which must be all of the module's, and their stride of one
-    device."""
+    """Return the attributes of a group of ranks, which must be all ranks of the module, one device apart."""
     ranks = int(call.attributes.get("ranks", 1))
     if ranks == 1:
         raise CannotMapError(
@@ -65,7 +64,7 @@ def _all_to_all(call: Call) -> Ref:
 
 
 def _waited(call: Call) -> Ref:
-    """The result of a collective once it is there, which an instruction's always is."""
+    """The result of a wait for a collective, which is the collective's result because instructions are synchronous."""
     return call.ref("x")
 
 
@@ -78,4 +77,4 @@ COMMUNICATION: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("_c10d_functional::wait_tensor(x)", rule=_waited),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

@@ -1,4 +1,4 @@
-"""Element-wise ops of ONNX and ATen, and those that pass a value on."""
+"""Element-wise ops of ONNX and ATen, and ops that return their operand."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,7 +24,7 @@ _OF_DATA: Final = "a comparison of data; give the value of the input that it com
 
 
 def _as_primitive(name: str) -> Rule:
-    """Return the rule of an op that a JAX primitive of the same operands does."""
+    """Return the rule of an op that equals a JAX primitive of the same operands."""
 
     def rule(call: Call) -> Item:
         return primitive(call, name, *(call.item(operand) for operand in call.operands if call.has(operand)))
@@ -106,12 +106,12 @@ def _identity(call: Call) -> Item:
 
 
 def _copied(call: Call) -> Item:
-    """The value of the second operand, which takes the place of the first."""
+    """The value of the second operand, which replaces the first."""
     return call.item("source")
 
 
 def _cast(call: Call) -> Item:
-    """Cast to the element type that the reader states; all integers are int32, and a check stays what it is."""
+    """Cast to the element type that the reader states; all integers become int32, and checks are unchanged."""
     x = call.item("x")
     if not isinstance(x, Ref):
         return x
@@ -138,7 +138,7 @@ def _masked_fill(call: Call) -> Item:
 
 
 def _chosen(call: Call, condition: Item, if_true: Item, if_false: Item) -> Item:
-    """The elements of one value or of another, by a condition."""
+    """The elements of one of two values, chosen by a condition."""
     # A choice by a mask that is known is arithmetic; by a guard of indices it is settled; by data it cannot be
     # written.
     if isinstance(condition, IndexCheck):
@@ -170,7 +170,7 @@ _NEVER_BELOW_0: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
 
 
 def _compared(name: str) -> Rule:
-    """Comparison of an index with a number; but for whether it is that number it would be a choice by data."""
+    """Comparison of an index with a number; only equality is supported, because others would be choices by data."""
 
     def rule(call: Call) -> IndexCheck | Ref:
         x, bound = call.item("x"), call.item("bound")
@@ -191,7 +191,7 @@ def _compared(name: str) -> Rule:
 
 
 def _never(call: Call) -> IndexCheck:
-    """Programs compute no infinities and nothing that is not a number, as masks are finite in them."""
+    """Tests for infinity and NaN, which are always false because masks are finite in programs."""
     return IndexCheck("negative")
 
 
@@ -203,7 +203,7 @@ def _not(call: Call) -> IndexCheck:
 
 
 def _logical_not(call: Call) -> IndexCheck | Ref:
-    """Negation of a check, or of integers of which all but 0 are true."""
+    """Negation of a check, or of integers, where 0 is false and all others are true."""
     x = call.item("x")
     if isinstance(x, Ref) and call.emitter.dtype(x) in INTEGER_DTYPES:
         return call.op("unequal", call.op("unequal", x, value=0), value=1)
@@ -284,7 +284,7 @@ _COMPARISONS_OF_ONNX: Final = {
 
 
 def _in_jax() -> dict[str, ForeignOp]:
-    """Ops that a JAX primitive of the same operands does."""
+    """Ops that equal a JAX primitive of the same operands."""
     ops = {}
     for name, jax_name in _OF_ONE_OPERAND.items():
         ops |= foreign_ops(f"{name}(x)", rule=_as_primitive(jax_name))
@@ -371,4 +371,4 @@ ELEMENTWISE: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("masked_fill.Scalar(x, mask, value)", "masked_fill.Tensor(x, mask, value)", rule=_masked_fill),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

@@ -19,7 +19,7 @@ _EPSILON: Final = 1e-5
 
 
 def _pair(values: Any) -> tuple[int, int]:
-    """Height and width, of which one number may stand for both."""
+    """Height and width; a single number means both."""
     pair = [int(n) for n in np.atleast_1d(values)]
     if len(pair) > 2:
         raise CannotMapError("images of more than two dimensions")
@@ -48,7 +48,7 @@ def _check_undilated(call: Call) -> None:
 
 
 def _convolution(call: Call) -> Item:
-    """A convolution over two dimensions, or over one: then of images of height 1."""
+    """A convolution over two dimensions, or over one dimension as images of height 1."""
     x, weight = call.ref("x"), call.ref("weight")
     shape, kernel = call.shape(x), call.shape(weight)
     if len(shape) not in (3, 4):
@@ -110,7 +110,7 @@ def _pooled(call: Call, kind: str) -> Ref:
 
 
 def _max_pool_with_places(call: Call) -> list[Ref | None]:
-    """The maxima; where they stood is only needed by ATen's own gradient."""
+    """The maxima; their positions are only needed by ATen's own gradient."""
     return [_max_pool(call), None]
 
 
@@ -152,7 +152,7 @@ def _adaptive_mean_of_lines(call: Call) -> Ref:
 
 
 def _by_channel(call: Call, item: Item, rank: int) -> Any:
-    """One value per channel, as it is broadcast over an image."""
+    """Reshape one value per channel so that it is broadcast over an image."""
     ones = (1,) * (rank - 2)
     if isinstance(item, Known):
         return Known(np.asarray(item.array, float).reshape((-1, *ones)))
@@ -162,7 +162,7 @@ def _by_channel(call: Call, item: Item, rank: int) -> Any:
 
 
 def _normalised(call: Call, x: Ref, axes: tuple[int, ...]) -> Ref:
-    """Zero mean and unit variance over some axes."""
+    """Normalise to zero mean and unit variance over some axes."""
     # Written out, so that sharding rules see sums: replicas then all-reduce them, as synchronised batch norm does.
     centred = call.op("sub", x, _mean_over(call, x, axes))
     variance = _mean_over(call, call.op("mul", centred, centred), axes)
@@ -205,7 +205,7 @@ def _batch_norm(call: Call) -> Item:
 
 
 def _with_statistics(rule: Rule, n_statistics: int) -> Rule:
-    """Return the rule of a norm that also returns statistics, which a program has no use for."""
+    """Return the rule of a norm that also returns statistics, which a program does not use."""
     return lambda call: [rule(call), *[None] * n_statistics]
 
 
@@ -220,7 +220,7 @@ def _group_norm(call: Call) -> Item:
 
 
 def _instance_norm(call: Call) -> Item:
-    """Over each image and channel; ATen's use of running statistics is left to batch norms."""
+    """A norm over each image and channel; running statistics are supported only in batch norms."""
     x = call.ref("x")
     if not call.value("by_input_statistics", True):
         raise CannotMapError("an instance norm by running statistics")
@@ -277,4 +277,4 @@ IMAGES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         ),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

@@ -12,7 +12,7 @@ from perfmodel.ir.importers._emitter import CannotMapError, Item, Known, Ref, co
 from perfmodel.ir.importers.foreign_ops._call import Call, ForeignOp, axes_of, foreign_ops, with_axis
 
 NO_END: Final = int(np.iinfo(np.int64).max)
-"""The end of a range that goes to the end of its axis."""
+"""End of a range that reaches to the end of its axis."""
 _FROM_DATA: Final = "indices that depend on data; give the value of the input that they come from"
 
 
@@ -20,7 +20,7 @@ _FROM_DATA: Final = "indices that depend on data; give the value of the input th
 
 
 def _split(call: Call) -> list[Ref]:
-    """ONNX: sizes or `num_outputs`; ATen: sizes, or the size of each part."""
+    """Split along an axis: by sizes or `num_outputs` (ONNX), by sizes or the size of each part (ATen)."""
     x = call.ref("x")
     axis = call.axis(call.rank(x), default=0)
     if "num_outputs" in call.attributes:
@@ -35,12 +35,12 @@ def _chunk(call: Call) -> list[Ref]:
 
 
 def _part_size(call: Call, x: Ref, axis: int, n_parts: int) -> int:
-    """Size of each of so many parts of an axis but the last, which may be smaller."""
+    """Size of each of this many parts of an axis; the last may be smaller."""
     return -(-call.shape(x)[axis] // n_parts)
 
 
 def _cut(call: Call, x: Ref, axis: int, sizes: int | Sequence[int]) -> list[Ref]:
-    """Parts of these sizes, or of one size, of which the last has what is left."""
+    """Parts of these sizes, or of one size, where the last has the remaining elements."""
     if isinstance(sizes, int):
         size = call.shape(x)[axis]
         sizes = [min(sizes, size - start) for start in range(0, size, sizes)]
@@ -81,7 +81,7 @@ def _slice(call: Call) -> Item:
 
 
 def strided(call: Call, x: Ref, axis: int, start: int, stop: int, step: int) -> Item:
-    """Elements start, start + step, ... of an axis; of none a known, empty value is left."""
+    """Elements start, start + step, ... of an axis; a known, empty value if there are none."""
     shape = call.shape(x)
     size = shape[axis]
     places = np.arange(start, stop, step)
@@ -114,7 +114,7 @@ def _select(call: Call) -> Ref:
 
 
 def _element(call: Call, x: Ref, axis: int, index: int, axis_shape: Shape) -> Ref:
-    """One element of an axis, whose place axes of size 1 may take."""
+    """One element of an axis, which is removed or replaced by axes of size 1."""
     shape = call.shape(x)
     index %= shape[axis]
     return call.reshape(range_of(call, x, axis, index, index + 1), with_axis(shape, axis, *axis_shape))
@@ -136,7 +136,7 @@ def _index_select(call: Call) -> Ref:
 
 
 def _elements_at(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
-    """Known elements of an axis, whose place the axes of `indices` take."""
+    """Known elements of an axis, which is replaced by the axes of `indices`."""
     shape = call.shape(x)
     indices = np.where(indices < 0, indices + shape[axis], indices)
     # Neighbouring elements are a slice, which costs nothing; the IR's only general look-up is that of a table's rows.
@@ -161,13 +161,13 @@ def _elements_at(call: Call, x: Ref, axis: int, indices: np.ndarray) -> Ref:
 
 
 def _index(call: Call) -> Ref:
-    """Indices of some axes next to one another, known beforehand; they are broadcast to one another."""
+    """Elements at known indices of adjacent axes, which are broadcast to one another."""
     by_axis = {axis: indices for axis, indices in enumerate(call.operands["indices"]) if indices is not None}
     return _indexed(call, call.ref("x"), by_axis)
 
 
 def _parts_by_data(call: Call, x: Ref, numbers: Ref) -> Ref:
-    """Parts along the first axis whose numbers are data: each token takes the weights of its expert."""
+    """Parts along the first axis with indices that are data: each token takes the weights of its expert."""
     if call.emitter.dtype(numbers) not in INTEGER_DTYPES:
         raise CannotMapError(_FROM_DATA)
     count, *sizes = call.shape(x)
@@ -176,7 +176,7 @@ def _parts_by_data(call: Call, x: Ref, numbers: Ref) -> Ref:
 
 
 def _gather_nd(call: Call) -> Ref:
-    """The last axis of the indices counts along the first axes of the data."""
+    """Gather with indices whose last axis addresses the first axes of the data."""
     numbers = call.item("indices")
     if isinstance(numbers, Ref) and call.shape(numbers)[-1] == 1 and not call.value("batch_dims", 0):
         return _parts_by_data(call, call.ref("x"), call.reshape(numbers, call.shape(numbers)[:-1]))
@@ -240,7 +240,7 @@ def _gather_elements(call: Call) -> Item:
 
 
 def _rows(call: Call) -> Ref:
-    """Rows of a table, of which the one of the padding is not trained (ATen)."""
+    """Rows of a table, where the padding's row is not trained (ATen)."""
     table, indices = call.ref("x"), call.item("indices")
     if not isinstance(indices, Known):
         # torch counts a missing padding as -1.
@@ -279,4 +279,4 @@ PARTS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("embedding(x, indices, padding)", rule=_rows),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

@@ -13,7 +13,7 @@ from perfmodel.ir.importers.foreign_ops._call import LOWEST, Call, ForeignOp, ax
 from perfmodel.ir.models import surprise
 
 _HIDDEN: Final = -1e9
-"""Bound below which an additive mask takes all weight from a score."""
+"""Additive masks below this value remove a score completely."""
 _EPSILON: Final = 1e-5
 """Default constant that norms add to the variance (torch.nn.functional, ONNX's operators)."""
 _TORCH_RMS_EPSILON: Final = float(np.finfo(np.float32).eps)
@@ -76,7 +76,7 @@ def _gemm(call: Call) -> Item:
 
 
 def _sum(call: Call, keep: bool = True) -> Ref:
-    """Sum over the call's axes, which ONNX keeps unless told otherwise; ATen always says whether it does."""
+    """Sum over the call's axes, which ONNX keeps by default; ATen always states it."""
     keep = bool(call.value("keepdims", keep))
     return call.op("sum", call.ref("x"), axes=_summed_axes(call), keep=keep)
 
@@ -130,7 +130,7 @@ def _layer_norm(call: Call) -> Ref:
 
 
 def _check_one_axis(call: Call, x: Ref) -> None:
-    """Refuse a norm over more than the last axis, which ONNX says by the first axis and ATen by the shape."""
+    """Refuse a norm over more than the last axis, stated by the first axis (ONNX) or the shape (ATen)."""
     rank = call.rank(x)
     first_axis = call.axis(rank, default=-1)
     if call.has("normalised_shape"):
@@ -161,7 +161,7 @@ def _by_root_mean_square(call: Call, default_epsilon: float) -> Item:
 
 
 def _attention(call: Call) -> Ref:
-    """ATen's attention of [batch, heads, sequence, size]: the IR's fused kernel where it can be."""
+    """ATen's attention on [batch, heads, sequence, size], by the IR's fused kernel if possible."""
     query = call.ref("query")
     key = call.ref("key")
     value = call.ref("value")
@@ -204,7 +204,7 @@ def _fused_attention(call: Call, query: Ref, key: Ref, value: Ref, causal: bool)
 
 
 def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
-    """Drop a mask that is known to hide nothing, or nothing but later positions (then attention is causal)."""
+    """Drop a mask that is known to hide nothing, or only later positions (attention is then causal)."""
     if not isinstance(mask, Known):
         return mask, causal
 
@@ -237,7 +237,7 @@ def _repeat_heads(call: Call, x: Ref, group_size: int) -> Ref:
 
 
 def _cross_entropy(call: Call) -> Ref:
-    """Mean over the labels that count; ATen's and ONNX's classes of more than two axes stand in axis 1.
+    """Mean over the labels that count; with more than two axes, ATen and ONNX have the classes in axis 1.
 
     Labels that are data are in range. Those that the graph itself puts in the place of a missing one (the next token
     of the last position) are known, and so is how many count.
@@ -315,4 +315,4 @@ PRODUCTS: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("mse_loss(x, target, reduction)", rule=_mse),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

@@ -24,13 +24,13 @@ def _reshape(call: Call) -> Ref:
 
 
 def _resolved_shape(target: Sequence[int], n_elements: int) -> list[int]:
-    """A shape whose -1, if it has one, is replaced by what the elements leave for it."""
+    """A shape whose -1, if any, is replaced by the size that the number of elements implies."""
     stated = prod(size for size in target if size != -1)
     return [n_elements // stated if size == -1 else size for size in target]
 
 
 def _flatten(call: Call) -> Ref:
-    """Two axes: all before the call's axis as one, the others as one."""
+    """Flatten to two axes: all axes before the call's axis, and all others."""
     x = call.ref("x")
     shape = call.shape(x)
     # Here the axis may be the rank itself, which is not one of the tensor's axes.
@@ -39,7 +39,7 @@ def _flatten(call: Call) -> Ref:
 
 
 def _flatten_range(call: Call) -> Ref:
-    """Axes start to end, both included, as one."""
+    """Flatten axes start to end, both included, to one."""
     x = call.ref("x")
     shape = call.shape(x)
     start, end = axes_of([call.value("start"), call.value("end")], len(shape))
@@ -51,7 +51,7 @@ def _view_as(call: Call) -> Item:
 
 
 def reshaped(call: Call, item: Item, shape: Sequence[int]) -> Item:
-    """A value in another shape, whether it is known or not."""
+    """A value, known or not, in another shape."""
     if isinstance(item, Ref):
         return call.reshape(item, shape)
     return Known(item.array.reshape(tuple(shape)))  # pyright: ignore[reportAttributeAccessIssue]
@@ -237,4 +237,4 @@ SHAPES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("roll(x, shifts, axes)", rule=_roll),
     }
 )
-"""By name of the op."""
+"""Ops by name."""

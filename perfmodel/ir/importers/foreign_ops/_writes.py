@@ -70,7 +70,7 @@ def _check_overwrites(call: Call) -> None:
 
 
 def _scatter_nd(call: Call) -> Item:
-    """Parts written at indices that make a block of all axes but one."""
+    """Write parts at indices that form a block of all axes except one."""
     x, indices = call.item("x"), known_indices(call)
     _check_overwrites(call)
     shape = call.shape(x)
@@ -93,7 +93,7 @@ def _scatter_nd(call: Call) -> Item:
 
 
 def _scatter_elements(call: Call) -> Item:
-    """Parts written at indices along an axis, which are the same range of the axis everywhere."""
+    """Write parts at indices along an axis, which must be the same range everywhere."""
     x, indices = call.item("x"), known_indices(call)
     _check_overwrites(call)
     shape = call.shape(x)
@@ -116,4 +116,4 @@ WRITES: Final[Mapping[str, ForeignOp]] = MappingProxyType(
         **foreign_ops("ScatterElements(x, indices, part)", rule=_scatter_elements),
     }
 )
-"""By name of the op."""
+"""Ops by name."""
