@@ -59,7 +59,7 @@ def term_errors(
     by_source: dict[str, list[np.ndarray]] = {}
     for done, (place, row) in enumerate(zip(drawn.index.tolist(), rows_of(drawn), strict=True)):
         if place in cases:
-            times_s = _times_s(cases[place], predicted_s[place], site_of(source_of_run(row)))
+            times_s = _times_s(cases[place], float(predicted_s[place]), site_of(source_of_run(row)))
             by_source.setdefault(str(row["source"]), []).append(times_s / measured_s[place])
         if progress and done % 20 == 0:
             progress("terms", done, len(drawn))
