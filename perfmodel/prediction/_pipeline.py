@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float
 from perfmodel.files import cache_folder, drop_least_recently_used, mark_used
 from perfmodel.ingest.tables import write_atomic
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
-from perfmodel.prediction._programs import leading_layers
 from perfmodel.program import ProgramSpec
+from perfmodel.schedule import leading_layers
 from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.timeline import cache_limit_bytes, code_digest
 
@@ -192,7 +192,6 @@ CODE: Final = (
     "perfmodel.program",
     "perfmodel.prediction._paths",
     "perfmodel.prediction._pipeline",
-    "perfmodel.prediction._programs",
 )
 """Modules that determine pipelines; files written by another version of them are ignored."""
 

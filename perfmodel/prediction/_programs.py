@@ -7,7 +7,7 @@ session; everything that follows from it (what ranks keep alive, blocks of class
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,7 @@ from perfmodel.prediction._step_costs import Overlap, beside_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.prediction.phases import PASS_KINDS, PassClasses, Variant, in_classes
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
-from perfmodel.schedule import even_split
+from perfmodel.schedule import even_split, leading_layers
 from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, Transformer
@@ -421,25 +421,6 @@ def _checked(
             "partition",
         )
     return sizes
-
-
-def leading_layers(
-    counts: Float[Any, "stages *segments blocks"],
-    layers: Bool[Any, " blocks"],
-    per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
-) -> Float[Any, "stages *segments blocks"]:
-    """Blocks that are among the first layers of every stage.
-
-    Args:
-        counts: blocks of every stage.
-        layers: which blocks are layers.
-        per_stage: how many of a stage's layers are taken; fractions take part of a layer.
-    """
-    xp = counts.__array_namespace__()
-    # Segments and blocks of a stage in model order: each holds what is left to take when its turn comes.
-    in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
-    before = xp.cumsum(in_order, axis=1) - in_order
-    return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
 
 
 def fully_recomputed(

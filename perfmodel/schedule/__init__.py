@@ -40,6 +40,7 @@ from perfmodel.schedule._registry import (
     WeightPolicy,
     even_split,
     get_schedule,
+    leading_layers,
     looped_stages,
     register,
     schedule_names,

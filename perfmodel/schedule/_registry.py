@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
 from perfmodel.schedule._construct import repeated
@@ -38,6 +38,25 @@ ENDS: Final = 2
 Builder = Callable[..., Schedule]
 """Function (devices, micro_batches, chunks) that returns a schedule; a number in its name (`chimera:4`) is a further
 argument, and asynchronous schedules get the micro-batches of one step."""
+
+
+def leading_layers(
+    counts: Float[Any, "stages *segments blocks"],
+    layers: Bool[Any, " blocks"],
+    per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
+) -> Float[Any, "stages *segments blocks"]:
+    """Blocks that are among the first layers of every stage.
+
+    Args:
+        counts: blocks of every stage.
+        layers: which blocks are layers.
+        per_stage: how many of a stage's layers are taken; fractions take part of a layer.
+    """
+    xp = counts.__array_namespace__()
+    # Segments and blocks of a stage in model order: each holds what is left to take when its turn comes.
+    in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
+    before = xp.cumsum(in_order, axis=1) - in_order
+    return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
 
 
 def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:

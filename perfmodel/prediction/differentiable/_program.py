@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfmodel.prediction._communication import summed
-from perfmodel.prediction._programs import Prepared, by_layer, leading_layers, segment_sizes
+from perfmodel.prediction._programs import Prepared, by_layer, segment_sizes
 from perfmodel.prediction._step_costs import Overlap, with_step_costs
 from perfmodel.prediction._zero import host_state_s
 from perfmodel.prediction.blocks import ShardBlocks
