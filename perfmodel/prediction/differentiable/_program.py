@@ -24,6 +24,7 @@ from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies
 from perfmodel.prediction.overlap import BlockEvents, time_phases
 from perfmodel.prediction.phases import block_passes, in_classes, passed_s, passes_s
 from perfmodel.program import Kind
+from perfmodel.schedule import leading_layers
 from perfmodel.timeline import makespan
 
 
