@@ -4,7 +4,7 @@ python validate/fit_sites.py --data DIR
 
 Reads every collection of DIR (folders `published*`) and writes sustained.json, memory.json, population.json and its
 card population.md of perfmodel/prediction/sites; with numpyro (extra `sampler`) the card compares the posterior with a
-sampler's. Run it again after anything that moves predicted times or memory; it takes some twenty minutes on one core.
+sampler's. Run it again after anything that moves predicted times or memory; it takes some half an hour on one core.
 """
 
 import argparse

@@ -138,7 +138,7 @@ def _argument_name(key: str) -> str:
     return _SYNONYMS.get(name, name)
 
 
-def plain_value(value: Any) -> Any:
+def value_with_defaults(value: Any) -> Any:
     """A value with the variables of the environment that have a default replaced, and words as YAML reads them."""
     if not isinstance(value, str):
         return value
@@ -152,7 +152,7 @@ def _argument_value(name: str, value: Any) -> Any:
     """The value of an argument; `none` means no positions for that argument, and leaves out any other."""
     if name == "position-embedding-type" and str(value).lower() == "none":
         return "none"
-    return plain_value(value)
+    return value_with_defaults(value)
 
 
 def _as_switches(stated: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -176,7 +176,7 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
     overridden = {key.removeprefix(table): entry for key, entry in entries.items() if key.startswith(table)}
     if model is None or "hidden_size" in overridden:
         return stated
-    stated |= primus_arguments(str(plain_value(model.value)).removesuffix(".yaml"), model)
+    stated |= primus_arguments(str(value_with_defaults(model.value)).removesuffix(".yaml"), model)
     # What is overridden of the model that is named would be lost beside its name.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
@@ -374,7 +374,9 @@ def _of_neox(entries: Entries) -> dict[str, Entry]:
     """The entries of a file of GPT-NeoX as arguments of Megatron-DeepSpeed."""
     # GPT-NeoX is Megatron on DeepSpeed under other names. Names are translated first, then settings whose values mean
     # something else than in Megatron.
-    stated = {key.replace("_", "-"): replace(entry, value=plain_value(entry.value)) for key, entry in entries.items()}
+    stated = {
+        key.replace("_", "-"): replace(entry, value=value_with_defaults(entry.value)) for key, entry in entries.items()
+    }
     lines = {name: entry.line for name, entry in stated.items()}
     values = {name: entry.value for name, entry in stated.items()}
     arguments: dict[str, Entry] = {"deepspeed": Entry(True, 0)}

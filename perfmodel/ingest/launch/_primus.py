@@ -20,9 +20,9 @@ from perfmodel.ingest.launch._megatron_yaml import (
     PRIMUS_NAMES,
     as_arguments,
     megatron_arguments,
-    plain_value,
     primus_arguments,
     primus_framework,
+    value_with_defaults,
 )
 from perfmodel.ingest.launch._model import catalog_model
 from perfmodel.ingest.launch._read_entries import read_yaml
@@ -62,9 +62,9 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
     for key, entry in source.entries.items():
         table = _OVERRIDES.match(key)
         if table:
-            stated[key.removeprefix(table[0])] = replace(entry, value=plain_value(entry.value))
+            stated[key.removeprefix(table[0])] = replace(entry, value=value_with_defaults(entry.value))
         elif re.fullmatch(r"modules\.\w+\.model", key):
-            name = str(plain_value(entry.value)).removesuffix(".yaml")
+            name = str(value_with_defaults(entry.value)).removesuffix(".yaml")
             # Its files of models are named after their precision too: `llama3.1_8B-fp8`.
             model = catalog_model(PRIMUS_NAMES.get(name.lower(), name)) or catalog_model(name.rpartition("-")[0])
     if framework == "maxtext":

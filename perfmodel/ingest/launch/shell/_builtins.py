@@ -191,9 +191,10 @@ class Builtins(Expander):
             # A line that ends without an end of line is read, but ends a loop.
             text, is_last = line.removesuffix("\n"), not line.endswith("\n")
         else:
-            text = self.text_of(node.here).strip("\n")
-            if _is_of_unknown_program(node.here, text):
+            whole = self.known_text(node.here)
+            if whole is None:
                 return None
+            text = whole.strip("\n")
         characters = self.separators()
         if any(re.match(r"-[A-Za-z]*a", word.text) for word in argv[1:]):
             elements = divided_at(text, characters)
@@ -223,11 +224,20 @@ class Builtins(Expander):
         finally:
             self.streams.pop()
 
+    def known_text(self, here: tree.HereText) -> str | None:
+        """A text to be read; None for the output of an unknown program, but not for a text with unset variables."""
+        text = self.text_of(here)
+        return None if here.is_output and unknown(text) else text
+
+    def lines_of(self, here: tree.HereText) -> str | None:
+        """A text as a block reads it, in whole lines; None if nobody knows it."""
+        text = self.known_text(here)
+        return None if text is None else as_lines(here, text)
+
     def text_for(self, node: tree.Fed) -> str | None:
         """The text that a block reads; None if nobody knows it."""
         if node.here is not None:
-            text = self.text_of(node.here)
-            return None if _is_of_unknown_program(node.here, text) else as_lines(node.here, text)
+            return self.lines_of(node.here)
         name = self.joined(node.file).text if node.file is not None else ""
         return None if unknown(name) else self.script_beside(name)
 
@@ -235,9 +245,10 @@ class Builtins(Expander):
         """`mapfile -t LINES < <(command)` makes every line an element of an array."""
         if node.here is None:
             return None
-        text = self.text_of(node.here).rstrip("\n")
-        if _is_of_unknown_program(node.here, text):
+        whole = self.known_text(node.here)
+        if whole is None:
             return None
+        text = whole.rstrip("\n")
         names = [word.text for word in argv[1:] if word.text.isidentifier()]
         lines = text.split("\n") if text else []
         self.state.variables[names[-1] if names else "MAPFILE"] = {
@@ -304,9 +315,3 @@ class Builtins(Expander):
             return None if path is None or path.stat().st_size > LONGEST_VALUE else path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             return None
-
-
-def _is_of_unknown_program(here: tree.HereText, text: str) -> bool:
-    """Whether a text to be read is the output of an unknown program, not a text with unset variables."""
-    is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
-    return is_output and unknown(text)

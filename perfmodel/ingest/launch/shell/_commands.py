@@ -98,7 +98,7 @@ class Commands(Builtins):
         if head in self.state.functions:
             if node.here is None:
                 return self.call(head, argv)
-            with self.reading(self.text_for(tree.Fed(node, node.here, None))):
+            with self.reading(self.lines_of(node.here)):
                 return self.call(head, argv)
         if head in WRITING and self.writes(node, argv) and node.here is not None:
             return True

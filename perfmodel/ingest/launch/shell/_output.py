@@ -19,9 +19,8 @@ MOST_NODES: Final = 100_000
 
 def as_lines(here: tree.HereText, text: str) -> str:
     """The text of a here-document as it is read: the shell ends what stands behind `<<<` as a line."""
-    is_output = here.word is not None and [part.kind for part in here.word.parts] == ["output"]
     # What a command writes ends as a line already, before it is cut off, or is empty.
-    if here.word is None or (is_output and (not text or text.endswith("\n"))):
+    if here.word is None or (here.is_output and (not text or text.endswith("\n"))):
         return text
     return f"{text}\n"
 

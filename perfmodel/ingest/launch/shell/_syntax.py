@@ -234,7 +234,7 @@ class _Parser(WordParser):
     def fed(self, node: Node, target: HereText | RawWord) -> Fed:
         if isinstance(target, HereText):
             return Fed(node, target, None)
-        if _is_output(target):
+        if target.is_output:
             return Fed(node, HereText("", False, word=target, line=self.line), None)
         return Fed(node, None, target)
 
@@ -383,7 +383,7 @@ class _Parser(WordParser):
                     isinstance(target, RawWord)
                     and redirection[1] == "<"
                     and _is_plain(raw_words, READING)
-                    and _is_output(target)
+                    and target.is_output
                 ):
                     here = HereText("", False, word=target, line=self.line)
                 # What goes to descriptor 2 are messages.
@@ -457,8 +457,3 @@ _COUNTING: Final = ("wc", "sort", "uniq", "head")
 def _is_plain(raw_words: list[RawWord], names: tuple[str, ...]) -> bool:
     """Whether a command is one of these."""
     return bool(raw_words) and [part.text for part in raw_words[0].parts] in [[name] for name in names]
-
-
-def _is_output(word: RawWord) -> bool:
-    """Whether a word is the output of a command, `<(...)`."""
-    return len(word.parts) == 1 and word.parts[0].kind == "output"

@@ -40,6 +40,11 @@ class RawWord:
     parts: tuple[Part, ...]
     line: int
 
+    @property
+    def is_output(self) -> bool:
+        """Whether the word is the output of a command and nothing else, such as `<(...)`."""
+        return len(self.parts) == 1 and self.parts[0].kind == "output"
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -65,6 +70,11 @@ class HereText:
     word: RawWord | None = None
     """The word after `<<<`; None for a here-document."""
     line: int = 0
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the text is the output of a command."""
+        return self.word is not None and self.word.is_output
 
 
 @dataclass(frozen=True)
