@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._memory import CATEGORIES, rank_memory
-from perfmodel.prediction._memory_inputs import BlockBytes, Sharding
+from perfmodel.prediction._memory_inputs import Sharding
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.blocks import BlockTimes
@@ -254,15 +254,15 @@ def grid_memory(
     Float[np.ndarray, "pipelines shards recomputes states"], Int[np.ndarray, "pipelines shards recomputes states"]
 ]:
     """Peak bytes and the largest category (index in `CATEGORIES`), for some shard and state choices."""
-    setting, layout = model.problem.setting, grid.degrees
-    blocks = [model.blocks(grid)[place] for place in shard_places]
-    modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
-    block_bytes = BlockBytes.of(blocks, modes, layout.pp > 1, setting.job, setting.framework)
+    setting = model.problem.setting
+    block_bytes = model.block_bytes(grid, shard_places)
     states = [grid.states[place] for place in state_places]
     layouts = []
     for state in states:
-        placed = layout.replace(zero=state.zero, offload_layers=state.offload_layers)
-        layouts.append(placed.replace(overlap_param_gather=state.overlap_param_gather))
+        layout = grid.degrees.replace(
+            zero=state.zero, offload_layers=state.offload_layers, overlap_param_gather=state.overlap_param_gather
+        )
+        layouts.append(layout)
 
     # Schedules keep other activations alive where some are offloaded, so these have ranks of their own.
     offloads = np.array([state.offload for state in states])

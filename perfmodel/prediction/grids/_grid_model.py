@@ -16,16 +16,16 @@ from jaxtyping import Float, Int
 from perfmodel.ops import Op
 from perfmodel.prediction._block_times import block_times
 from perfmodel.prediction._communication import Hops, Transfers, hops, transfers
-from perfmodel.prediction._memory_inputs import RankBlocks
+from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._price import event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import fully_recomputed, program_spec, segments_of, stage_blocks
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
-from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, StateChoice
+from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, RecomputeChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction.grids._grid_states import StageShape, StateEvents, StateSeconds
-from perfmodel.prediction.phases import PLAIN, Variant
+from perfmodel.prediction.phases import PLAIN, Variant, modes_of
 from perfmodel.prediction.placement import rank_strides
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import get_schedule
@@ -93,6 +93,16 @@ class BlockTimesKey(NamedTuple):
     slices: int
 
 
+class BlockBytesKey(NamedTuple):
+    """The part of a grid that the bytes of its blocks depend on."""
+
+    blocks: tuple[ShardBlocks, ...]
+    """Blocks of each shard choice."""
+    recomputes: tuple[RecomputeChoice, ...]
+    pipelined: bool
+    """Whether pipelines have several stages."""
+
+
 class SentBlocks(NamedTuple):
     """The part of a shard that its transfers depend on."""
 
@@ -115,6 +125,7 @@ class GridModel:
     _shards: dict[LayoutGrid, list[Layout]] = field(default_factory=dict)
     _blocks: dict[LayoutGrid, list[ShardBlocks]] = field(default_factory=dict)
     _slices: dict[tuple[ShardBlocks, int], list[ShardBlocks]] = field(default_factory=dict)
+    _block_bytes: dict[BlockBytesKey, BlockBytes] = field(default_factory=dict)
     _pipeline: dict[tuple[PipelineKey, PipelineChoice, bool], PipelineBlocks] = field(default_factory=dict)
     _ranks: dict[tuple[PipelineKey, tuple[PipelineChoice, ...], bool, bytes], RankBlocks] = field(default_factory=dict)
     _counts: dict[tuple[int, tuple[int, ...]], StageBlockCounts] = field(default_factory=dict)
@@ -174,6 +185,21 @@ class GridModel:
             return [shard_events(self.problem.setting, layout, slices, index) for index in range(slices)]
 
         return get_or_compute(self._slices, (blocks, slices), compute)
+
+    def block_bytes(self, grid: LayoutGrid, shard_places: Sequence[int]) -> BlockBytes:
+        """Parameters and bytes of the blocks of some shard choices, under each recompute choice.
+
+        Axes are those of grids without pipelines: shards, recomputes, and one for states.
+        """
+        of_shards = self.blocks(grid)
+        key = BlockBytesKey(tuple(of_shards[place] for place in shard_places), grid.recomputes, grid.degrees.pp > 1)
+
+        def compute() -> BlockBytes:
+            modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
+            setting = self.problem.setting
+            return BlockBytes.of(key.blocks, modes, key.pipelined, setting.job, setting.framework)
+
+        return get_or_compute(self._block_bytes, key, compute)
 
     def orders(self, grid: LayoutGrid) -> tuple[list[Layout], Int[np.ndarray, " shards"]]:
         """A layout for each order of dimensions, and the index of each shard choice's order."""
