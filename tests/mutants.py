@@ -2,19 +2,20 @@
 
     python tests/mutants.py --count 100 --seed 1 --out out/mutants.csv
     python tests/mutants.py --rooms memory units --count 10 --seed 7
+    python tests/mutants.py --count 100 --seed 1 --out out/mutants.csv --resume
 
 `mutants.toml` names the rooms, the files of each and the tests that watch over them. Mutants are drawn by a seed: first
 a room, each in turn, then a kind of change, then a place. Each is written into a scratch copy of the repository, never
 into the working tree, and the tests of its room run there until the first of them fails.
 
-A mutant that the tests run through without a failure has survived: either a truth that no test states, or a change that
-no caller can see. What nobody can see is excluded by the rules of `_is_invisible`, not by hand.
+A mutant that the tests run through without a failure has survived: either a truth that no test states, or a change
+that no caller can see. The tests have a minute of processor time, which other work on the machine does not use up. A
+run that was stopped goes on with `--resume`; after new tests, `--again` judges what survived.
 """
 
 import argparse
-import ast
 import csv
-import importlib.util
+import importlib
 import os
 import random
 import resource
@@ -26,12 +27,13 @@ import tempfile
 import time
 import tomllib
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from formula_changes import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[1]
 ROOMS = Path(__file__).with_suffix(".toml")
@@ -41,66 +43,6 @@ WALL_LIMIT_S = 600.0
 """The same on the clock, for machines that do other work at the same time."""
 
 PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "-m", "not slow")
-
-SWAPPED_NAMES = (
-    ("tp", "pp"),
-    ("dp", "cp"),
-    ("ep", "edp"),
-    ("forward", "backward"),
-    ("intra_node", "inter_node"),
-    ("lo_s", "hi_s"),
-    ("weights", "gradients"),
-    ("latency_s", "time_s"),
-    ("heads", "kv_heads"),
-    ("hidden", "ffn_hidden"),
-    ("seq_len", "global_batch"),
-    ("dtype", "grad_dtype"),
-    ("stages", "micro_batches"),
-    ("first", "last"),
-    ("m", "n"),
-)
-SWAPPED_CALLS = (("min", "max"), ("minimum", "maximum"), ("floor", "ceil"), ("argmin", "argmax"), ("any", "all"))
-SWAPPED_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-}
-OPPOSITE_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.GtE,
-    ast.GtE: ast.Lt,
-    ast.Gt: ast.LtE,
-    ast.LtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
-SHIFTED_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-}
-
-GUARDS = (1e-9, 1e15)
-"""Smaller and larger constants keep divisions and logarithms finite: what they are exactly says nothing."""
-INVISIBLE_KEYWORDS = (
-    "strict",
-    "copy",
-    "maxsize",
-    "frozen",
-    "eq",
-    "kw_only",
-    "slots",
-    "repr",
-    "digits",
-    "stacklevel",
-    "title",
-)
-INVISIBLE_CALLS = ("round", "warn", "lru_cache", "report_progress", "cast", "astype")
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-INVISIBLE_NAMES = ("cache", "progress", "tolerance", "rounding", "chunk_bytes")
-"""Assignments and functions with these in their names decide how fast an answer comes, or how it is shown."""
 
 
 @dataclass(frozen=True)
@@ -112,28 +54,14 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """One change of one expression."""
-
-    room: str
-    file: str
-    line: int
-    kind: str
-    before: str
-    after: str
-    start: int
-    """Of the expression in the file, in bytes."""
-    end: int
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What the tests of its room said of a mutant."""
 
     outcome: str
-    """`caught`, `caught: ran on` (past the limit of processor time), `SURVIVED`, or `undecided` (past the limit on the
-    clock)."""
+    """`caught`, `caught: ran on` (past the limit of processor time, of which the unchanged tests need half at most),
+    `SURVIVED`, or `undecided` (past a limit)."""
     seconds: float
+    """Of processor time, with the processes that the tests started and waited for."""
     test: str
     """The first test that failed."""
 
@@ -145,153 +73,15 @@ class Verdict:
 
 def read_rooms(path: Path = ROOMS) -> list[Room]:
     """The rooms of a table; files may be patterns."""
-    rooms = []
+    rooms: list[Room] = []
     for name, entries in tomllib.loads(path.read_text()).items():
-        tests_of_file = {}
+        tests_of_file: dict[str, tuple[str, ...]] = {}
         for entry in entries:
             for pattern in entry["files"]:
                 for file in sorted(ROOT.glob(pattern)):
                     tests_of_file[str(file.relative_to(ROOT))] = tuple(entry["tests"])
         rooms.append(Room(name, tests_of_file))
     return rooms
-
-
-# --- which changes there are ---------------------------------------------------------------------------
-
-
-def mutants_of(room: str, file: str, folder: Path = ROOT) -> list[Mutant]:
-    """Every change of one file below a folder that a caller could see."""
-    source = (folder / file).read_bytes()
-    starts_of_lines = [0]
-    for line in source.splitlines(keepends=True):
-        starts_of_lines.append(starts_of_lines[-1] + len(line))
-    mutants = []
-    for node in _visible_nodes(ast.parse(source)):
-        for kind, after in _changes(node):
-            start = starts_of_lines[node.lineno - 1] + node.col_offset
-            end = starts_of_lines[node.end_lineno - 1] + node.end_col_offset
-            before = " ".join(source[start:end].decode().split())
-            mutants.append(Mutant(room, file, node.lineno, kind, before, after, start, end))
-    return mutants
-
-
-def _visible_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but for those below an invisible one."""
-    for child in _children(tree):
-        if not _is_invisible(child):
-            yield child
-            yield from _visible_nodes(child)
-
-
-def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below a node, without annotations of types and decorators."""
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "type_params"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield child
-
-
-def _is_invisible(node: ast.AST) -> bool:
-    """Whether no caller sees a change: docstrings, messages, imports, guards, caches, progress, rounding for people."""
-    match node:
-        case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
-            return True
-        case ast.Expr(value=ast.Constant()):
-            return True
-        case ast.keyword(arg=str(name)):
-            return name in INVISIBLE_KEYWORDS
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in INVISIBLE_CALLS or name.endswith(("Error", "Warning"))
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
-            return _names_speed_or_looks(name)
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            return _names_speed_or_looks(name)
-        case ast.Constant(value=float(value)):
-            return value != 0 and not GUARDS[0] < abs(value) < GUARDS[1]
-        case ast.Compare(comparators=[ast.Constant(value=str())]):
-            return "__name__" in ast.unparse(node)
-    return False
-
-
-def _names_speed_or_looks(name: str) -> bool:
-    lowered = name.lower()
-    if "torch" in lowered and not HAS_TORCH:
-        return True  # nothing here can run it
-    return lowered in ("__repr__", "__str__", "__all__") or any(part in lowered for part in INVISIBLE_NAMES)
-
-
-def _changes(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Kinds of changes of an expression, each with what stands in its place."""
-    match node:
-        case ast.BinOp(left=left, op=op, right=right) if not (_is_text(left) or _is_text(right)):
-            is_product = isinstance(op, ast.Mult | ast.Div)
-            if (other := SWAPPED_OPERATORS.get(type(op))) and not (is_product and _is_one(right)):
-                yield "operator", _text(ast.BinOp(left, other(), right))
-            if isinstance(op, ast.Add | ast.Sub):
-                yield "term dropped", _text(left)
-            if isinstance(op, ast.Add):
-                yield "term dropped", _text(right)
-            if is_product:
-                yield "factor of two", f"(2 * {_text(node)})"
-            if is_product and not _is_one(right):
-                yield "factor dropped", _text(left)
-        case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
-            yield "sign", _text(operand)
-        case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
-            yield "negation", _text(operand)
-        case ast.BoolOp(op=op, values=values):
-            yield "and or", _text(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values))
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            if other := OPPOSITE_COMPARISONS.get(type(op)):
-                yield "comparison", _text(ast.Compare(left, [other()], [right]))
-            # of numbers that are counted, the boundary matters too; nothing lies on a boundary of 0 seconds or bytes
-            counts = [
-                side.value for side in (left, right) if isinstance(side, ast.Constant) and type(side.value) is int
-            ]
-            if any(counts) and (other := SHIFTED_COMPARISONS.get(type(op))):
-                yield "boundary", _text(ast.Compare(left, [other()], [right]))
-        case ast.Call(func=ast.Name() | ast.Attribute() as called, args=args, keywords=keywords) if args:
-            name = called.id if isinstance(called, ast.Name) else called.attr
-            for other in _partners(name, SWAPPED_CALLS):
-                yield "min for max", _text(ast.Call(_renamed(called, other), args, keywords))
-        case ast.Attribute(attr=name, ctx=ast.Load()):
-            for other in _partners(name, SWAPPED_NAMES):
-                yield "name", _text(_renamed(node, other))
-        case ast.Constant(value=bool(value)):
-            yield "constant", str(not value)
-        case ast.Constant(value=int(value)):
-            yield "off by one", str(value + 1)
-        case ast.Constant(value=float(value)):
-            yield "constant", "0.5" if value == 0 else repr(2 * value)
-
-
-def _is_one(node: ast.AST) -> bool:
-    """Whether a factor is 1: dividing by it is multiplying by it (numbers are made floats so)."""
-    return isinstance(node, ast.Constant) and node.value == 1 and type(node.value) is not bool
-
-
-def _is_text(node: ast.AST) -> bool:
-    """Whether a sum or product with this operand joins texts or lists."""
-    if isinstance(node, ast.Tuple | ast.List | ast.ListComp | ast.JoinedStr | ast.Dict):
-        return True
-    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
-
-
-def _partners(name: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """What a name is taken for by mistake."""
-    return [b if name == a else a for a, b in pairs if name in (a, b)]
-
-
-def _renamed(node: ast.Name | ast.Attribute, name: str) -> ast.expr:
-    return ast.Name(name) if isinstance(node, ast.Name) else ast.Attribute(node.value, name)
-
-
-def _text(node: ast.expr) -> str:
-    """Of an expression, in brackets where it needs them."""
-    text = ast.unparse(node)
-    return text if isinstance(node, ast.Constant | ast.Name | ast.Attribute | ast.Call) else f"({text})"
 
 
 def draw(rooms: Sequence[Room], count: int, seed: int, folder: Path = ROOT) -> list[Mutant]:
@@ -322,6 +112,7 @@ class Scratch:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._unchanged: dict[tuple[str, ...], Verdict] = {}
         listed = subprocess.run(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], cwd=ROOT, check=True,
                                 capture_output=True, text=True).stdout  # fmt: skip
         for name in filter(None, listed.split("\0")):
@@ -342,22 +133,31 @@ class Scratch:
         changed = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
         self.write(mutant.file, changed)
         try:
-            return self.run(tests)
+            verdict = self.run(tests)
         finally:
             self.write(mutant.file, source)
+        if verdict.outcome == "caught: ran on" and self.unchanged(tests).seconds > LIMIT_S / 2:
+            # These tests need most of their time without any change, and say nothing by taking longer.
+            return Verdict("undecided", verdict.seconds, "")
+        return verdict
+
+    def unchanged(self, tests: Sequence[str]) -> Verdict:
+        """What tests say of the package as it is."""
+        key = tuple(tests)
+        if key not in self._unchanged:
+            self._unchanged[key] = self.run(tests)
+        return self._unchanged[key]
 
     def run(self, tests: Sequence[str]) -> Verdict:
         """Run tests in the copy until the first failure, or until the limit of time."""
-        began = time.monotonic()
         with tempfile.TemporaryFile("w+") as output:
             # a fork has what is slow to import already, of which nothing is of the package itself
             child = os.fork()
             if child == 0:
                 self._run_in_child(tests, output.fileno())
-            status = _exit_status(child, began + WALL_LIMIT_S)
+            status, seconds = _exit_status(child, time.monotonic() + WALL_LIMIT_S)
             output.seek(0)
             lines = output.read().splitlines()
-        seconds = time.monotonic() - began
         if status is None:
             return Verdict("undecided", seconds, "")
         if status == 0:
@@ -389,25 +189,25 @@ class Scratch:
             os._exit(status)
 
 
-def _exit_status(child: int, deadline: float) -> int | None:
-    """Exit code of a process, negative where a signal ended it; None where it had to be ended."""
+def _exit_status(child: int, deadline: float) -> tuple[int | None, float]:
+    """Exit code and processor seconds of a process; negative where a signal ended it, None where it had to be ended."""
     try:
         while time.monotonic() < deadline:
-            ended, status = os.waitpid(child, os.WNOHANG)
+            ended, status, usage = os.wait4(child, os.WNOHANG)
             if ended:
-                return os.waitstatus_to_exitcode(status)
+                return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             time.sleep(0.05)
     except BaseException:
         _end(child)
         raise
-    _end(child)
-    return None
+    return None, _end(child)
 
 
-def _end(child: int) -> None:
-    """End a process and those that it started."""
+def _end(child: int) -> float:
+    """End a process and those that it started, and return its processor seconds."""
     os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    _, _, usage = os.wait4(child, 0)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _import_what_is_slow() -> None:
@@ -430,9 +230,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", default="1/1", metavar="I/N", help="of the mutants drawn, every Nth from the Ith on")
     parser.add_argument("--places", type=int, nargs="*", metavar="N", help="of the mutants drawn, these (from --list)")
-    parser.add_argument(
-        "--again", type=Path, metavar="CSV", help="of the mutants drawn, those that this table has alive"
-    )
+    parser.add_argument("--resume", action="store_true", help="keep the verdicts of the table `--out`; judge the rest")
+    parser.add_argument("--again", action="store_true", help="the same, but judge what survived or was undecided")
+    parser.add_argument("--next", type=int, metavar="N", help="judge at most so many more")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without any change first")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants.csv", help="a table of all verdicts")
     parser.add_argument("--list", action="store_true", help="print the mutants without running any test")
@@ -449,50 +249,63 @@ def main() -> None:
             mutants = [mutants[place] for place in arguments.places]
         part, parts = map(int, arguments.part.split("/"))
         mutants = mutants[part - 1 :: parts]
+        known: dict[Mutant, Verdict] = {}
+        if (arguments.resume or arguments.again) and arguments.out.exists():
+            known = _known_verdicts(arguments.out, mutants)
         if arguments.again:
-            alive = _alive(arguments.again)
-            mutants = [m for m in mutants if (m.file, m.before, m.after) in alive]
+            known = {mutant: verdict for mutant, verdict in known.items() if verdict.is_caught}
+        left = [mutant for mutant in mutants if mutant not in known][: arguments.next]
         if arguments.list:
-            for m in mutants:
+            for m in left:
                 place = place_of[m]
                 print(f"{place:3} {m.room:<12} {m.kind:<15} {m.file}:{m.line}: {m.before}  ->  {m.after}")
             return
         _import_what_is_slow()
         if not arguments.trust:
-            _check_unchanged(scratch, dict.fromkeys(rooms[m.room].tests_of_file[m.file] for m in mutants))
-        verdicts = _judge_all(scratch, mutants, rooms, arguments.out)
-    print(_summary(mutants, verdicts, arguments.seed))
+            _check_unchanged(scratch, dict.fromkeys(rooms[m.room].tests_of_file[m.file] for m in left))
+        verdicts = _judge_all(scratch, left, known, rooms, arguments.out)
+    print(_summary(verdicts, arguments.seed))
 
 
-def _alive(table: Path) -> set[tuple[str, str, str]]:
-    """Mutants of a table that were not caught."""
+def _known_verdicts(table: Path, mutants: Sequence[Mutant]) -> dict[Mutant, Verdict]:
+    """Verdicts that a table has on mutants, which it knows by their file and text: lines move with other changes."""
     with table.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row["outcome"].startswith("caught")]
-    return {(row["file"], row["before"], row["after"]) for row in rows}
+        row_of = {(row["file"], row["before"], row["after"]): row for row in csv.DictReader(file)}
+    verdicts: dict[Mutant, Verdict] = {}
+    for mutant in mutants:
+        row = row_of.get((mutant.file, mutant.before, mutant.after))
+        if row is not None:
+            verdicts[mutant] = Verdict(row["outcome"], float(row["seconds"]), row["test"])
+    return verdicts
 
 
 def _check_unchanged(scratch: Scratch, all_tests: Iterable[tuple[str, ...]]) -> None:
     """Exit unless the tests pass without any change."""
     for tests in all_tests:
-        verdict = scratch.run(tests)
+        verdict = scratch.unchanged(tests)
         print(f"{verdict.seconds:4.0f} s without any change: {' '.join(tests)}", flush=True)
         if verdict.outcome != "SURVIVED":
             raise SystemExit(f"they fail without any change, or take too long: {verdict.test}")
 
 
-def _judge_all(scratch: Scratch, mutants: Sequence[Mutant], rooms: dict[str, Room], out: Path) -> list[Verdict]:
-    """The verdict on every mutant, printed and written to a table as soon as it is known."""
-    verdicts = []
+def _judge_all(
+    scratch: Scratch, left: Sequence[Mutant], known: dict[Mutant, Verdict], rooms: dict[str, Room], out: Path
+) -> dict[Mutant, Verdict]:
+    """Known verdicts and those on the mutants left, each printed and written to a table as soon as it is there."""
+    verdicts: dict[Mutant, Verdict] = {}
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for m in mutants:
-            verdict = scratch.judge(m, rooms[m.room].tests_of_file[m.file])
-            verdicts.append(verdict)
+        # What is known is on disk before anything else is judged: another stop loses nothing.
+        for m in [*known, *left]:
+            verdict = known[m] if m in known else scratch.judge(m, rooms[m.room].tests_of_file[m.file])
+            verdicts[m] = verdict
             changed = [m.room, m.file, m.line, m.kind, m.before, m.after]
             writer.writerow([*changed, verdict.outcome, round(verdict.seconds), verdict.test])
             file.flush()
+            if m in known:
+                continue
             place = f"{m.kind:<15} {m.file}:{m.line}"
             print(f"{verdict.outcome:<14} {verdict.seconds:4.0f} s  {m.room:<12} {place}", flush=True)
             if not verdict.is_caught:
@@ -500,13 +313,13 @@ def _judge_all(scratch: Scratch, mutants: Sequence[Mutant], rooms: dict[str, Roo
     return verdicts
 
 
-def _summary(mutants: Sequence[Mutant], verdicts: Sequence[Verdict], seed: int) -> str:
+def _summary(verdicts: dict[Mutant, Verdict], seed: int) -> str:
     """How many mutants of every room were caught."""
     caught_of_room: dict[str, list[bool]] = {}
-    for mutant, verdict in zip(mutants, verdicts, strict=True):
+    for mutant, verdict in verdicts.items():
         caught_of_room.setdefault(mutant.room, []).append(verdict.is_caught)
     lines = [f"{room:<14} {sum(caught)} of {len(caught)}" for room, caught in caught_of_room.items()]
-    caught = sum(verdict.is_caught for verdict in verdicts)
+    caught = sum(verdict.is_caught for verdict in verdicts.values())
     return "\n".join([*lines, f"{caught} of {len(verdicts)} mutants caught, seed {seed}"])
 
 
