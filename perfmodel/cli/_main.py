@@ -236,6 +236,10 @@ def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return read_flag
 
 
+_MOST_NAMED: Final = 3
+"""How many commands are named that have a flag which another lacks."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line on stderr with exit status 2, and whose help ends in examples."""
 
@@ -272,21 +276,30 @@ class _Parser(argparse.ArgumentParser):
             f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})",
         )
 
-    def error(self, message: str) -> NoReturn:
-        _, unknown, rest = message.partition("unrecognized arguments: ")
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+        # A command refuses what it does not know itself: the whole command line could not say whose flag it lacks.
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            # argparse names the unknown flags; suggest the nearest of any command.
-            flag = rest.partition(" ")[0].partition("=")[0]
-            flags: set[str] = set()
-            for command in parsers(parser()):
-                for action in command._actions:
-                    flags |= set(action.option_strings)
-            near = get_close_matches(flag, sorted(flags), 1)
-            if near:
-                message = f"{message} (did you mean {near[0]}?)"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}")
+        return known, unknown
+
+    def _hint(self, flag: str) -> str:
+        """What may have been meant by a flag that this command lacks: another command's, or the nearest that it has."""
+        others = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
+        if others:
+            more = " and others" if len(others) > _MOST_NAMED else ""
+            return f" ({flag} is a flag of {', '.join(others[:_MOST_NAMED])}{more})"
+        near = get_close_matches(flag, sorted(_flags_of(self)), 1)
+        return f" (did you mean {near[0]}?)" if near else ""
+
+    def error(self, message: str) -> NoReturn:
         message = plain_text(message)
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _flags_of(command: argparse.ArgumentParser) -> set[str]:
+    return {flag for action in command._actions for flag in action.option_strings}
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:

@@ -1,19 +1,27 @@
 """Tables for people: nothing is cut or lost, whatever the width of the window and wherever the output goes."""
 
 import ast
+import json
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import perfmodel.cli
-from perfmodel.cli import main
+import perfmodel.validation
+from perfmodel.cli import main, samples
 from perfmodel.display import WORD_HEADS, FittedTable, new_console, table
 from perfmodel.planning.layouts import interval
 
 SOURCE = Path(perfmodel.cli.__file__).parent
+PACKAGE = Path(perfmodel.__file__).parent
 FIGURES = st.text("0123456789.,%+-<>/", min_size=1, max_size=18).filter(lambda text: not text.isspace())
 NAMES = st.text("abcdefgh=,._-", min_size=1, max_size=90)
 SENTENCES = st.lists(st.text("abcdefgh", min_size=1, max_size=14), min_size=1, max_size=30).map(" ".join)
@@ -99,16 +107,50 @@ measured_iter_time_s
 a,a rather long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,1,1,8,1,0.1
 b,another long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,2,1,4,1,0.1
 """
+RUNS_OF_MEMORY = """case_id,source,family,layers,hidden,heads,device,n_devices,seq_len,global_batch,tp,pp,dp,\
+micro_batch,measured_iter_time_s,measured_peak_memory_gb
+a,a rather long name of a source of runs that has a title,gpt,12,768,12,A100-SXM4-80GB,8,1024,8,1,1,8,1,0.1,11
+b,a rather long name of a source of runs that has a title,gpt,12,768,12,no such device,8,1024,8,1,1,8,1,0.1,11
+"""
+PROGRAM = """import jax.numpy as jnp
+
+
+def a_step_of_a_long_name():
+    return lambda x: jnp.tanh(x @ x).sum(), (jnp.zeros((128, 128)),)
+"""
+FILES = {
+    "kernels.csv": KERNELS,
+    "runs.csv": RUNS,
+    "memory.csv": RUNS_OF_MEMORY,
+    "program.py": PROGRAM,
+    "profile.json": samples()["profile.json"],
+}
+OF_MANY_COLUMNS = ("explained case", "fit sites")
+ON_KINDS = ("predict", "--model", "gpt3-125m", "--cluster", "timeprest", "--global-batch", "16", "--dtype", "fp16")
 COMMANDS = {
     "predict": ("predict", *STEP, "--layout", "tp=2,pp=2,dp=2"),
     "search": ("search", *STEP, "--devices", "8", "--top", "2", "--verbose"),
     "whatif": ("whatif", *STEP, "--layout", "dp=8"),
     "whatif sweep": ("whatif", *STEP, "--layout", "dp=8", "--sweep", "all_reduce_delay_s=0:0.1:3"),
+    "predict of several kinds": (*ON_KINDS, "--layout", "pp=2"),
+    "predict of open settings": ("predict", *STEP, "--devices", "8", "--open"),
+    "upgrade": ("design", "upgrade", *STEP, "--devices", "8"),
     "schedules": ("schedules", "--stages", "4", "--micro-batches", "8"),
     "schedules of a model": ("schedules", *STEP, "--layout", "pp=4,dp=2"),
+    "schedules of a paper": ("schedules", "chimera", *STEP, "--layout", "pp=4,dp=2"),
     "validate kernels": ("validate", "kernels", "kernels.csv"),
     "validate cases": ("validate", "cases", "runs.csv"),
+    "validate memory": ("validate", "cases", "memory.csv"),
     "explained case": ("validate", "cases", "runs.csv", "--explain"),
+    "report": ("report", "--tables", "kernels.csv", "--html", "page.html"),
+    "explain": ("explain", *STEP, "--layout", "dp=8", "--profile", "profile.json", "--format", "kineto"),
+    "fit profile": (
+        *("fit", *STEP, "--layout", "dp=8", "--profile", "profile.json", "--format", "kineto"),
+        *("--step-time", "0.5", "--out", "of_profile"),
+    ),
+    "fit sites": ("fit", "--sites", "runs.csv", "--out", "of_sites"),
+    "import-model": ("import-model", "program.py:a_step_of_a_long_name", "--target", "dgx-a100"),
+    "hook": ("hook",),
     "fit": ("fit", "kernels.csv", "--out", "fitted"),
     "fit runs": ("fit", "--runs", "runs.csv", "--out", "of_runs"),
     "serve": (
@@ -122,6 +164,7 @@ COMMANDS = {
         "--output-tokens",
         "64",
     ),
+    "catalog": ("catalog",),
     "models": ("catalog", "models"),
     "clusters": ("catalog", "clusters"),
     "devices": ("catalog", "devices"),
@@ -130,47 +173,88 @@ COMMANDS = {
 }
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a command printed, its tables, and the lines of the package that printed them."""
+
+    text: str
+    tables: tuple[FittedTable, ...]
+    lines: frozenset[tuple[str, int]]
+
+
+def shipped_sites(*_: object, **__: object) -> dict[str, Any]:
+    """The constants that are shipped, in place of a fit that takes minutes."""
+    folder = Path(perfmodel.__file__).parent / "prediction" / "sites"
+    fitted = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("sustained", "population")}
+    return fitted | {"skipped_files": {"nodes.csv": "no table of runs"}}
+
+
+SHOWN: dict[tuple[str, str], Shown] = {}
+"""What commands printed in this process: both tests below look at the same outputs."""
+
+
 @pytest.fixture
-def printed_tables(monkeypatch: pytest.MonkeyPatch) -> list[FittedTable]:
-    """Tables that commands print while a test runs."""
-    printed: list[FittedTable] = []
+def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Shown]:
+    """Runs a command by its name in a window of so many columns, or piped where none are given."""
+    printed: list[tuple[FittedTable, list[tuple[str, int]]]] = []
     render = FittedTable.__rich_console__
 
-    def recorded(self, console, options):
-        printed.append(self)
+    def recorded(self: FittedTable, console: Any, options: Any) -> Any:
+        callers = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack()]
+        printed.append((self, [caller for caller in callers if caller[0].startswith(str(PACKAGE))]))
         return render(self, console, options)
 
-    monkeypatch.setattr(FittedTable, "__rich_console__", recorded)
-    return printed
+    def shown(name: str, columns: str) -> Shown:
+        if (name, columns) in SHOWN:
+            return SHOWN[name, columns]
+        for file, text in FILES.items():
+            (tmp_path / file).write_text(text)
+        printed.clear()
+        with monkeypatch.context() as patch, redirect_stdout(StringIO()) as out:
+            patch.chdir(tmp_path)
+            patch.setattr(FittedTable, "__rich_console__", recorded)
+            patch.setattr(perfmodel.validation, "fit_sites", shipped_sites)
+            if columns:
+                patch.setenv("COLUMNS", columns)
+            else:
+                patch.delenv("COLUMNS", raising=False)
+            assert main(COMMANDS[name]) == 0
+        made = tuple(made for made, _ in printed)
+        lines = frozenset(caller for _, callers in printed for caller in callers)
+        return SHOWN.setdefault((name, columns), Shown(out.getvalue(), made, lines))
+
+    return shown
 
 
 @pytest.mark.parametrize("columns", ["80", ""])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_table_of_every_command_is_whole(
-    name: str,
-    columns: str,
-    printed_tables: list[FittedTable],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_table_of_every_command_is_whole(name: str, columns: str, show: Callable[[str, str], Shown]) -> None:
     """In a window of 80 columns, and piped."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "kernels.csv").write_text(KERNELS)
-    (tmp_path / "runs.csv").write_text(RUNS)
-    if columns:
-        monkeypatch.setenv("COLUMNS", columns)
-    else:
-        monkeypatch.delenv("COLUMNS", raising=False)
-    assert main(COMMANDS[name]) == 0, capsys.readouterr().err
-    shown = capsys.readouterr().out
-    assert printed_tables
-    for printed in printed_tables:
-        assert not missing_from(shown, printed)
-        # Words may take several lines, and correlations are as many as there are errors. All else has 80 columns.
-        if columns and WORD_HEADS.isdisjoint(printed.heads) and name != "explained case":
+    shown = show(name, columns)
+    assert shown.tables
+    for printed in shown.tables:
+        assert not missing_from(shown.text, printed)
+        # Words may take several lines, and figures that are as many as there are classes or errors. All else has 80
+        # columns.
+        if columns and WORD_HEADS.isdisjoint(printed.heads) and name not in OF_MANY_COLUMNS:
             assert all(len(block) == 1 for block in printed.blocks(80)[1:]), printed.title or printed.heads
-    assert "…" not in shown
+    assert "…" not in shown.text
+
+
+def test_every_place_that_prints_a_table_is_among_these_commands(show: Callable[[str, str], Shown]) -> None:
+    printing = frozenset[tuple[str, int]]().union(*(show(name, "").lines for name in COMMANDS))
+    unseen = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "print"):
+                continue
+            made = [inner.func for inner in node.args if isinstance(inner, ast.Call)]
+            if not any(isinstance(maker, ast.Name) and maker.id == "table" for maker in made):
+                continue
+            assert node.end_lineno is not None
+            if not any((str(path), line) in printing for line in range(node.lineno, node.end_lineno + 1)):
+                unseen.append(f"{path.name}:{node.lineno}")
+    assert not unseen
 
 
 @given(lo_s=st.floats(1e-5, 1e5), factor=st.floats(1.0, 100.0))

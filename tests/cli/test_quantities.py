@@ -1,10 +1,14 @@
 """Quantities, element types and names on the command line, as people write them; flags that would have no effect."""
 
 import json
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 import pytest
 from command_line import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import perfmodel as pm
 from perfmodel.cli import IDLE_FLAGS, main, parser, parsers
@@ -165,12 +169,37 @@ def test_rules_name_flags_that_there_are() -> None:
         (("validate", "kernls", "x.csv"), "did you mean 'kernels'?"),
         (("predict", *LAID_OUT, "--globl-batch", "8"), r"did you mean --global-batch?"),
         (("predict", *LAID_OUT, "--mode", "trian"), "did you mean 'train'?"),
+        (("schedules", "--schedules", "chimera"), "(--schedules is a flag of perfmodel search, "),
+        (("serve", "--storage", "5"), "(--storage is a flag of perfmodel predict, "),
+        (("design", "upgrade", "--layuot", "dp=8"), "unrecognized arguments: --layuot; see 'perfmodel design upgrade"),
     ],
 )
 def test_words_that_are_none_get_a_hint(words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run(capsys, *words)
     assert printed.status == 2
     assert hint in printed.err
+
+
+FLAGS_OF = {
+    command.prog: {flag for action in command._actions for flag in action.option_strings}
+    for command in parsers(parser())
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(sorted(FLAGS_OF.keys() - {"perfmodel"})),
+    st.sampled_from(sorted(set().union(*FLAGS_OF.values()))),
+)
+def test_a_flag_of_another_command_is_said_to_be_one(command: str, flag: str) -> None:
+    """A hint never names what was refused; what a command takes as an abbreviation is no flag of another."""
+    if any(name.startswith(flag) for name in FLAGS_OF[command]):
+        return
+    with redirect_stderr(StringIO()) as err, pytest.raises(SystemExit):
+        parser().parse_args([*command.split()[1:], f"{flag}=1"])
+    said = err.getvalue()
+    assert f"did you mean {flag}?" not in said
+    assert f"({flag} is a flag of perfmodel " in said or "required" in said or "expected" in said
 
 
 def test_the_catalog_alone_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return command
 
 
+def all_with_few_at_once(*quick: str) -> list[Any]:
+    """Every framework, of which only a few are not left to `make slow`."""
+    assert set(quick) <= set(FRAMEWORKS)
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS]
+
+
 def next_words(text: str) -> list[str]:
     """The words of the `next:` line, without the program's name."""
     (line,) = (line for line in text.splitlines() if line.startswith("next: "))
@@ -119,7 +125,7 @@ def test_next_of_several_batches_is_the_same_again(run: Run, tmp_path: Path) -> 
     check_search(run, tmp_path, words, rows=4)
 
 
-@pytest.mark.parametrize("framework", [pytest.param("generic", marks=pytest.mark.slow), "torchtitan", "megatron-core"])
+@pytest.mark.parametrize("framework", all_with_few_at_once("torchtitan", "megatron-core"))
 def test_rows_and_next_of_compared_clusters_are_the_same_again(run: Run, framework: str, tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text(OWN_CLUSTER)
@@ -137,7 +143,7 @@ def test_rows_and_next_of_compared_clusters_are_the_same_again(run: Run, framewo
     assert again["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-9)
 
 
-@pytest.mark.parametrize("framework", ["deepspeed", pytest.param("torchtitan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("framework", all_with_few_at_once("deepspeed"))
 def test_rows_of_a_report_are_the_same_again(run: Run, framework: str, tmp_path: Path) -> None:
     words = [*JOB, "--framework", framework, "--top", "4", "--fix", "micro_batch=1", "--optimizer", "sgd"]
     data = json.loads(run("report", *words, "--json"))
