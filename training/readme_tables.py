@@ -6,7 +6,7 @@ The figures are those that training/report.py, training/fit_collectives.py, vali
 validate/run.py wrote; each row names the report that has the rest. The plan is searched anew.
 
 One rule for all: every source of runs, op family and series of collectives counts the same, however many rows it has;
-where the mean over rows is another figure, it stands beside.
+where the mean over rows is another figure, it stands beside (`beside`).
 """
 
 import io
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ GROUPS = {
     "H100": "steps on H100", "H200": "steps on H200", "B200": "steps on B200", "GB200": "steps on GB200",
     "mixtures of experts": "steps of mixtures of experts", "context parallelism": "steps with context parallelism",
 }  # fmt: skip
+APART = 0.1
+"""Share of a mean by which the mean over rows differs before it stands beside."""
 COLLECTIVES = {
     ("devices", "all"): "collectives inside a node of devices never seen",
     ("fabrics between nodes", "1 MiB and more"): "collectives from 1 MiB on fabrics never seen",
@@ -62,21 +65,23 @@ def steps() -> list[str]:
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
     mean, groups = cases["over_sources"], cases["groups"]
     worst = max((of["mean_ape"], name) for name, of in cases["sources"].items() if of["n"])
-    memory = [of["memory"]["mean_ape"] for of in cases["sources"].values() if of["memory"]["n"]]
+    memory = [of["memory"] for of in cases["sources"].values() if of["memory"]["n"]]
+    memory_error, memory_by_row = means([of["mean_ape"] for of in memory], [of["n"] for of in memory])
+    by_row = beside(mean["mean_ape"], cases["all"]["mean_ape"])
     report = "`validate/report.md`"
     return [
         row(
             f"steps of {cases['all']['n']:,} runs of {mean['sources']} sources known from the beginning",
             mean["mean_ape"],
-            f"by row {cases['all']['mean_ape']:.1%}; bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the "
-            f"90 % interval, whose ends are a factor {mean['width_90']:.2f} apart", report,
+            f"{by_row}bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the 90 % interval, whose ends are a "
+            f"factor {mean['width_90']:.2f} apart", report,
         ),
         row("the source that is worst", worst[0], worst[1], report),
         *(
-            row(words, of["error"], f"{of['sources']} sources, bias {of['bias']:+.1%}", report)
+            row(words, of["error"], f"{of['sources']} sources, {_of_group(of)}bias {of['bias']:+.1%}", report)
             for name, words in GROUPS.items() if (of := groups.get(name))
         ),
-        row("peak memory", float(np.mean(memory)), f"mean over {len(memory)} sources", report),
+        row("peak memory", memory_error, f"{beside(memory_error, memory_by_row)}{len(memory)} sources", report),
     ]  # fmt: skip
 
 
@@ -84,10 +89,11 @@ def kernels() -> list[str]:
     """Regressors on shapes that training never saw, and the physics alone."""
     baselines = json.loads((ROOT / "training" / "baselines.json").read_text())
     records = {name: record["in_range"] for name, record in kernel_records().items()}
-    ours = float(np.mean([record["mean_ape"] for record in records.values()])) / 100
+    errors = [record["mean_ape"] / 100 for record in records.values()]
+    counts = [record["n"] for record in records.values()]
+    ours, by_row = means(errors, counts)
     physics = float(np.mean([baselines[name]["roofline"] for name in records if name in baselines])) / 100
-    rows = sum(record["n"] for record in records.values())
-    words = f"{rows:,} rows, {len(records)} op families; a roofline {physics:.0%}"
+    words = f"{beside(ours, by_row)}{sum(counts):,} rows, {len(records)} op families; a roofline {physics:.0%}"
     return [row("kernels of shapes never seen", ours, words, "`training/report.md`")]
 
 
@@ -107,6 +113,21 @@ def live() -> list[str]:
     figures = json.loads((ROOT / "validate" / "live.json").read_text())
     words = f"{figures['configurations']} steps on 2 to 8 ranks, largest {figures['largest_step_error']:.1%}"
     return [row("a machine that was calibrated (`make live`)", figures["mean_step_error"], words, "`validate/live.md`")]
+
+
+def means(errors: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """The mean of the errors of sources, families or series, and the mean of all their rows."""
+    return float(np.mean(errors)), float(np.average(errors, weights=counts))
+
+
+def beside(mean: float, by_row: float) -> str:
+    """The mean over rows in words, where it is another figure than the mean of equal weights."""
+    return f"by row {by_row:.1%}; " if abs(by_row - mean) > APART * mean else ""
+
+
+def _of_group(group: dict[str, Any]) -> str:
+    # A record made before groups had a mean over rows has none to show.
+    return beside(group["error"], group["by_row"]) if "by_row" in group else ""
 
 
 def row(what: str, error: float, more: str, report: str) -> str:

@@ -16,7 +16,7 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, export_launch, parse_launch, read_launch, shape
 from perfmodel.prediction import predict
-from perfmodel.spec import Transformer
+from perfmodel.spec import Layout, Transformer
 from perfmodel.workload import parameter_count
 
 STRANGERS = Path(__file__).parent / "strangers"
@@ -417,9 +417,11 @@ def test_copies_of_shards_in_accelerate(copies: int, shards: int, zero: int, rep
 
 
 @pytest.mark.parametrize(
-    ("ranks", "by_heads", "kind"), [(1, 8, "ulysses"), (1, 4, "ulysses"), (2, 1, "all_gather"), (4, 1, "all_gather")]
+    ("ranks", "by_heads", "kind"),
+    [(1, 8, "ulysses"), (1, 4, "ulysses"), (2, 1, "all_gather"), (4, 1, "all_gather"), (1, 1, Layout().cp_kind)],
 )
 def test_context_parallelism_of_accelerate(ranks: int, by_heads: int, kind: str) -> None:
+    """How keys and values are exchanged counts where a sequence is divided."""
     exchanged = ("cp_size: 1", f"cp_size: {ranks}\n  parallelism_config_cp_comm_strategy: allgather")
     launch = accelerated("k23d_accelerate_sp.yaml", exchanged, ("sp_size: 8", f"sp_size: {by_heads}"))
     assert launch.layout is not None

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.prediction import GAUSS_90
 from perfmodel.prediction.sites import FittedRuns
@@ -89,6 +91,18 @@ def test_a_site_whose_runs_scatter_stays_uncertain():
         return float(found.scales.weight @ other)
 
     assert left(0.3) > 2 * left(0.01)
+
+
+@given(runs=st.integers(1, 6), error=st.floats(-1.0, 1.0), where=st.floats(-3.0, 3.0))
+def test_one_factor_on_all_runs_shows_where_several_layouts_agree_on_it_alone(runs: int, error: float, where: float):
+    """However often one layout ran, a layout far from it is not moved beyond what the parameters move it by."""
+    far = np.array([[where + 1e3]])
+    of_one = fitted([error] * runs, [where] * runs, (0.5, 1.2))
+    assert of_one.overall == 0
+    assert of_one.mean(far)[0] == pytest.approx(0, abs=1e-12)
+    of_several = fitted([1.0] * 3, [where, where + 2, where + 4], (0.5, 1.2))
+    assert of_several.overall > 0.1
+    assert of_several.mean(far)[0] == pytest.approx(of_several.overall)
 
 
 @pytest.mark.parametrize("scatter", [(0.0, 0.0), (0.5, 1.2)])

@@ -1,14 +1,19 @@
 """Sentences of reports: a figure in them is computed from the run that they describe."""
 
 import ast
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from studies.emulation_report import emulation_report
 from studies.emulation_runs import claims, judged, waited_text
+from studies.record_text import record_text
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = sorted(
@@ -85,6 +90,86 @@ def test_the_emulation_report_is_of_its_figures() -> None:
     worst["micro"]["rows"][0]["overhead"] = 0.23
     assert "+23.0%" in emulation_report(worst).split("## What is missing or missed")[1]
     assert "bar" not in emulation_report({}).split("## What is missing or missed")[1]
+
+
+def report_of(name: str) -> dict:
+    return json.loads((ROOT / "validate" / name).read_text())
+
+
+def test_the_report_is_of_its_figures() -> None:
+    """Every figure of every table: nothing of the page was written by hand, and nothing is of an earlier record."""
+    report = report_of("report.json")
+    page = record_text(report["cases"], report["kernels"], report_of("live.json"))
+    assert page == (ROOT / "validate" / "report.md").read_text()
+
+
+def test_the_report_says_how_often_runs_ran_by_their_probability() -> None:
+    """Every run with a prediction is in one range, and the probability is no further off than it was."""
+    fits = report_of("report.json")["cases"]["fits"]
+    ranges = fits["reliability"]
+    assert sum(members["n"] for members in ranges) == fits["all"]["ran"] + fits["all"]["did_not_run"]
+    assert (ranges[0]["from"], ranges[-1]["to"]) == (0, 1)
+    ran = sum(members["n"] * members["ran"] for members in ranges)
+    assert ran == pytest.approx(fits["all"]["ran"])
+    for members in ranges:
+        assert members["from"] <= members["said"] <= members["to"]
+        # Before the memory of strangers was modelled, 45 % ran of those that were told 5 to 25 %.
+        assert abs(members["said"] - members["ran"]) < 0.26
+    ran_by_range = [members["ran"] for members in ranges]
+    assert ran_by_range == sorted(ran_by_range)
+
+
+@pytest.fixture(scope="module")
+def readme_tables() -> ModuleType:
+    """The script that puts figures into README.md."""
+    spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "training" / "readme_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_has_the_figures_of_the_reports(readme_tables: ModuleType) -> None:
+    assert f"-->\n{readme_tables.accuracy()}\n<!-- accuracy:end -->" in (ROOT / "README.md").read_text()
+
+
+def test_the_first_figure_is_the_one_of_strangers(readme_tables: ModuleType) -> None:
+    _, _, first, *others = readme_tables.accuracy().splitlines()
+    assert "that nobody had looked at, first look" in first
+    assert first.startswith("| **")
+    assert not any("**" in line for line in others)
+
+
+def test_sources_weigh_alike_in_the_readme_and_rows_stand_beside(readme_tables: ModuleType) -> None:
+    """One rule for steps, memory, kernels and collectives: more rows of one source move no mean but the one by row."""
+    figures = {line.split("|")[1].strip(" *"): line for line in readme_tables.accuracy().splitlines()}
+    cases = report_of("report.json")["cases"]
+    times = {name: of for name, of in cases["sources"].items() if of["n"]}
+    memory = {name: of["memory"] for name, of in cases["sources"].items() if of["memory"]["n"]}
+    known = f"steps of {cases['all']['n']:,} runs of {len(times)} sources known from the beginning"
+    for name, sources in ((known, times), ("peak memory", memory)):
+        errors = [of["mean_ape"] for of in sources.values()]
+        runs = [of["n"] for of in sources.values()]
+        alike = sum(errors) / len(errors)
+        by_row = sum(error * n for error, n in zip(errors, runs, strict=True)) / sum(runs)
+        assert f"| {alike:.1%} |" in figures[name]
+        assert f"by row {by_row:.1%}; " in figures[name]
+    for line in figures.values():
+        assert "by row" in line or not line.strip("| ").startswith(("collectives", "kernels"))
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 2.0), st.integers(1, 10_000)), min_size=1, max_size=9))
+def test_the_mean_by_row_stands_beside_wherever_it_is_another_figure(
+    readme_tables: ModuleType, sources: list[tuple[float, int]]
+) -> None:
+    errors, counts = [error for error, _ in sources], [count for _, count in sources]
+    alike, by_row = readme_tables.means(errors, counts)
+    assert alike == pytest.approx(sum(errors) / len(errors))
+    rows = [error for error, count in sources for _ in range(count)]
+    assert by_row == pytest.approx(sum(rows) / len(rows))
+    assert (f"by row {by_row:.1%}; " == readme_tables.beside(alike, by_row)) == (abs(by_row / alike - 1) > 0.1)
+    assert readme_tables.beside(alike, alike) == ""
 
 
 def test_errors_are_judged_only_where_the_noise_of_real_runs_allows_it() -> None:

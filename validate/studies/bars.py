@@ -144,8 +144,8 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         frame: of `published_record`.
 
     Returns:
-        `sources`, `n` (runs), `statistic`, `error`, `bias` (mean over sources of their mean signed errors) and
-        `to_reach`.
+        `sources`, `n` (runs), `statistic`, `error`, `by_row` (mean error of all runs), `bias` (mean over sources of
+        their mean signed errors) and `to_reach`.
     """
     measured, predicted = (np.asarray(frame[name], float) for name in ("measured_s", "predicted_iter_time_s"))
     signed, source = predicted / measured - 1, frame["source"].to_numpy(str)
@@ -160,6 +160,7 @@ def group_means(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         by = {"mean error": float(error.mean()), "median bias": abs(float(np.median(bias)))}
         found[group.name] = {
             "sources": len(bias), "n": int(chosen.sum()), "statistic": group.statistic, "error": by[group.statistic],
+            "by_row": float(np.abs(signed[chosen]).mean()),
             "bias": float((np.median if group.statistic == "median bias" else np.mean)(bias)),
             "to_reach": group.to_reach,
         }  # fmt: skip

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.learn.intervals import (
     Intervals,
     Quantiles,
+    absolute_percent,
     bucketed,
     conformal,
     conformal_quantile,
@@ -110,6 +111,18 @@ def test_errors_are_told_in_per_cent_of_what_was_measured() -> None:
     assert told == {"n": 3, "mean_ape": 50.0, "median_ape": 50.0, "p90_ape": 90.0, "bias": 0.0}
     assert figures_of_errors(np.log(np.array([1 / 1.1, 1 / 1.1])))["bias"] == 10.0
     assert figures_of_errors(np.zeros(0)) == {"n": 0}
+
+
+@given(measured=st.floats(1e-6, 1e3), factor=st.floats(0.01, 100.0))
+def test_an_error_is_relative_to_what_was_measured(measured: float, factor: float) -> None:
+    """A time predicted a hundred times too long is 9,900 % off, one predicted a hundred times too short 99 %."""
+    predicted = measured * factor
+    error = np.log(np.array([measured / predicted]))
+    per_cent = 100 * (predicted - measured) / measured
+    assert absolute_percent(error)[0] == pytest.approx(abs(per_cent), rel=1e-6, abs=1e-9)
+    told = figures_of_errors(error)
+    assert told["mean_ape"] == told["median_ape"] == told["p90_ape"] == pytest.approx(abs(per_cent), abs=0.0051)
+    assert told["bias"] == pytest.approx(per_cent, abs=0.0051)
 
 
 def test_bounds_go_with_the_predicted_time() -> None:
