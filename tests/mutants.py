@@ -139,6 +139,9 @@ class Scratch:
         if verdict.outcome == "caught: ran on" and self.unchanged(tests).seconds > LIMIT_S / 2:
             # These tests need most of their time without any change, and say nothing by taking longer.
             return Verdict("undecided", verdict.seconds, "")
+        if verdict.is_caught and verdict.test and "::" not in verdict.test and self.run(tests).outcome != "SURVIVED":
+            # No test failed, but none could be imported: of the package as it is neither, so the machine is at fault.
+            raise SystemExit(f"the tests cannot run at all: {verdict.test}")
         return verdict
 
     def unchanged(self, tests: Sequence[str]) -> Verdict:

@@ -88,6 +88,17 @@ def test_many_of_any_structures(these, seed):
         np.testing.assert_array_equal(spans, [makespan(compiled, lane) for lane in of_program])
 
 
+@pytest.mark.parametrize("lanes", [1, 16, 17, 1300])
+def test_many_structures_equal_each_alone_however_large_their_tables_are(lanes: int):
+    """Beyond the smallest sizes that tables are padded to, in lanes, in classes and in ops."""
+    wide = build(ProgramSpec(schedule="interleaved", stages=16, micro_batches=32, chunks=4))
+    programs = [compile_structure(s) for s in (LAGGED, wide, PIPELINE)]
+    durations = [lanes_of(c.structure, lanes, seed) for seed, c in enumerate(programs)]
+    for compiled, of_program, spans in zip(programs, durations, makespan_many(programs, durations), strict=True):
+        np.testing.assert_array_equal(spans, makespan_lanes(compiled, of_program))
+        np.testing.assert_array_equal(spans[-1], makespan(compiled, of_program[-1]))
+
+
 def test_derivatives_of_many():
     programs = [compile_structure(PIPELINE), compile_structure(LAGGED)]
     durations = [lanes_of(PIPELINE, 20), lanes_of(LAGGED, 3)]

@@ -1,8 +1,8 @@
 """How close the bound of a search comes to the step time, kept in `known_bounds.csv`.
 
 A bound that is too high is a fault that other tests find. One that is too low loses nothing but time: here is what it
-comes to for every schedule and way of keeping model states, under prices that are the same for ever. A change that is
-meant to move it, or what a step consists of, is followed by
+comes to for every schedule and way of keeping model states, under prices that are the same for ever, where passes bound
+a step and where exchanges do. A change that is meant to move it, or what a step consists of, is followed by
 
     python tests/planning/layouts/known_bounds.py
 """
@@ -45,8 +45,15 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
+LINKS = {"share": 1.0, "on slow links": 0.02}
+"""Columns of the table: on links so fast that passes bound a step, and so slow that exchanges do."""
+
+
 class Rates:
     """Kernels and collectives at constant rates."""
+
+    def __init__(self, links: float) -> None:
+        self.links = links
 
     def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
         time_s = np.array([self.seconds(op) for op in ops], float)
@@ -55,16 +62,16 @@ class Rates:
     def seconds(self, op: KernelOp | Collective) -> float:
         if isinstance(op, Collective):
             rate = 2e11 if op.ranks_per_node == op.num_ranks else 2e10
-            return 1e-5 + op.bytes * (1 - 1 / op.num_ranks) / rate
+            return 1e-5 + op.bytes * (1 - 1 / op.num_ranks) / (rate * self.links)
         return 5e-6 + op.flops / 2e14 + op.bytes / 1e12
 
 
-def problem() -> StepProblem:
-    """A step at constant rates on a site without constants of its own."""
+def problem(links: float) -> StepProblem:
+    """A step at constant rates on a site without constants of its own, links so many times as fast as usual."""
     job = Job(global_batch=32, seq_len=1024)
     site = Site(sustained=(), skew=0.01, power_limited=False, population=NEUTRAL)
     problem = step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), job, site=site)
-    return problem.repriced(Rates(), Rates())
+    return problem.repriced(Rates(links), Rates(links))
 
 
 def layouts() -> Iterator[Layout]:
@@ -87,12 +94,14 @@ def _of(name: str) -> dict[str, Any]:
     return {"cp": 1} if name.startswith("seq1f1b") else {}
 
 
-def shares() -> dict[Layout, float]:
-    """Every possible layout, and the share of its step time that its bound comes to."""
-    of = problem()
-    possible = [layout for layout in layouts() if _is_possible(of, layout)]
-    bounds_s, exact_s = lower_bounds_s(of, possible), evaluate(of, possible).step_time_s
-    return dict(zip(possible, (bounds_s / exact_s).tolist(), strict=True))
+def shares() -> dict[Layout, tuple[float, ...]]:
+    """Every possible layout, and the share of its step time that its bound comes to on each of `LINKS`."""
+    columns = []
+    for links in LINKS.values():
+        of = problem(links)
+        possible = [layout for layout in layouts() if _is_possible(of, layout)]
+        columns.append(lower_bounds_s(of, possible) / evaluate(of, possible).step_time_s)
+    return dict(zip(possible, map(tuple, np.transpose(columns).tolist()), strict=True))
 
 
 def _is_possible(of: StepProblem, layout: Layout) -> bool:
@@ -105,17 +114,19 @@ def _is_possible(of: StepProblem, layout: Layout) -> bool:
     return True
 
 
-def read() -> dict[Layout, float]:
+def read() -> dict[Layout, tuple[float, ...]]:
     """What was so when the table was written."""
     with TABLE.open(newline="") as file:
-        return {Layout.parse(row["layout"]): float(row["share"]) for row in csv.DictReader(file)}
+        rows = list(csv.DictReader(file))
+    return {Layout.parse(row["layout"]): tuple(float(row[links]) for links in LINKS) for row in rows}
 
 
 def write() -> None:
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["layout", "share"])
-        writer.writerows((str(layout), f"{share:.4f}") for layout, share in shares().items())
+        writer.writerow(["layout", *LINKS])
+        for layout, of_links in shares().items():
+            writer.writerow([str(layout), *(f"{share:.4f}" for share in of_links)])
 
 
 if __name__ == "__main__":
