@@ -40,6 +40,8 @@ class Source:
     entries: Entries
     notes: tuple[str, ...] = field(default=())
     """Parts of it that were not read, one sentence each."""
+    doubts: tuple[str, ...] = field(default=())
+    """Sentences on what may be wrong in a prediction because the file alone does not tell it."""
     written: Mapping[str, Any] = field(default_factory=dict)
     """Values as written in the file, references unresolved; empty for scripts."""
     devices: int | None = None

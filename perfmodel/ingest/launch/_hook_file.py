@@ -102,10 +102,10 @@ def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
 
 
 def _bridge(source: Source, program: str) -> tuple[Source, LaunchFormat]:
-    return replace(source, entries=_with_precision(source.entries)), BRIDGE
+    return replace(source, entries=with_precision(source.entries)), BRIDGE
 
 
-def _with_precision(entries: Entries) -> dict[str, Entry]:
+def with_precision(entries: Entries) -> dict[str, Entry]:
     """Settings with the name of their precision added, because a run holds only its switches."""
     settings = dict(entries)
 
@@ -130,6 +130,8 @@ _NEMO_TABLES: Final = (
     ("data.micro_batch_size", "train.micro_batch_size"),
     ("data.global_batch_size", "train.global_batch_size"),
     ("optim.config.", "optimizer."),
+    ("trainer.plugins.precision", "mixed_precision"),
+    ("trainer.plugins.grad_reduce_in_fp32", "mixed_precision.grad_reduce_in_fp32"),
     ("trainer.plugins.", "trainer.plugins."),
 )
 """Prefixes of keys in NeMo 2 recipes, and those of the same settings in Megatron-Bridge."""
@@ -142,22 +144,27 @@ _NEMO: Final = replace(
 """Format of NeMo 2 recipes: fields of Megatron-Core's configuration under the names of Megatron-Bridge."""
 
 
+def nemo_key(key: str) -> str:
+    """Name that Megatron-Bridge has for a setting of a NeMo 2 recipe."""
+    start, name = next(((a, b) for a, b in _NEMO_TABLES if key.startswith(a)), ("", ""))
+    return name + key.removeprefix(start)
+
+
 def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
     """Settings of a recipe of NeMo 2 under the names that Megatron-Bridge has for them."""
     renamed: dict[str, Entry] = {}
     for key, entry in source.entries.items():
-        start, name = next(((a, b) for a, b in _NEMO_TABLES if key.startswith(a)), ("", ""))
-        new_name = name + key.removeprefix(start)
+        new_name = nemo_key(key)
         # Degrees of the strategy and lengths of the data replace those of the model's configuration.
         if new_name not in renamed or not key.startswith("model."):
             renamed[new_name] = entry
-    precision = source.entries.get("trainer.plugins.precision")
+    precision = renamed.get("mixed_precision")
     if precision is not None and isinstance(precision.value, str):
         # The precision plugin keeps Lightning's name of it and says FP8 beside that.
         fp8 = source.entries.get("trainer.plugins.fp8")
         has_fp8 = fp8 is not None and fp8.value is not None
         renamed["mixed_precision"] = replace(precision, value="fp8" if has_fp8 else precision.value)
-    return replace(source, entries=_with_precision(renamed)), _NEMO
+    return replace(source, entries=with_precision(renamed)), _NEMO
 
 
 _CONVERTERS: Final = {"Float8": "float8", "MX": "mx"}

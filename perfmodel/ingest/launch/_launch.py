@@ -143,6 +143,7 @@ def settle(
     framework_name: str,
     unread: tuple[Unread, ...],
     notes: tuple[str, ...],
+    source_doubts: tuple[str, ...] = (),
 ) -> Launch:
     """Determine layout, model and job: from the file, else by the framework's defaults.
 
@@ -152,6 +153,7 @@ def settle(
         framework_name: whose defaults they are, beside those of the format.
         unread: settings that were not understood, the worst first.
         notes: parts of the file that were not read, one sentence each.
+        source_doubts: what may be wrong because the file alone does not tell it, one sentence each.
 
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
@@ -194,7 +196,7 @@ def settle(
         seq_len=overrides.seq_len or known.get("seq_len"),
         job_fields=job_fields,
         assumed=_assumptions(stated, overrides, framework.label, model, default_micro_batch, global_batch),
-        may_be_wrong=(*_stated_doubts(known, overrides), *doubts(unread, form.noun, overrides.settled)),
+        may_be_wrong=(*_stated_doubts(known, overrides), *source_doubts, *doubts(unread, form.noun, overrides.settled)),
         ignored=_ignored(unread, notes),
         missing=tuple(missing),
     )

@@ -38,7 +38,8 @@ from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._nemo_rl import NEMO_RL
 from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
-from perfmodel.ingest.launch._recipes import recipe_command, recipe_script
+from perfmodel.ingest.launch._recipe_scripts import recipe_script
+from perfmodel.ingest.launch._recipes import recipe_command
 from perfmodel.ingest.launch._roll import roll_settings
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._xtuner import read_python
@@ -83,8 +84,8 @@ def read_launch(
     Megatron-Bridge or NeMo 2. Arguments override the file.
 
     Args:
-        path: the file. A shell script may be followed by its arguments, `"run.sh 8 24 2"`, and preceded by variables,
-            `"TP=8 run.sh"`.
+        path: the file. A shell or Python script may be followed by its arguments, `"run.sh 8 24 2"`, and preceded by
+            variables, `"TP=8 run.sh"`.
         devices: number of devices that it runs on, if the file does not state it.
         global_batch: sequences per step.
         layout: in the notation of `Layout.parse`; the file supplies the keys that it leaves out.
@@ -198,7 +199,14 @@ def parse_launch(
         stated = replace(stated, fields=stated.fields | fields)
     framework = form.framework_of(stated, source.entries)
     return settle(
-        stated, overrides, place=place, form=form, framework_name=framework, unread=unread, notes=source.notes
+        stated,
+        overrides,
+        place=place,
+        form=form,
+        framework_name=framework,
+        unread=unread,
+        notes=source.notes,
+        source_doubts=source.doubts,
     )
 
 
@@ -265,7 +273,7 @@ def recognised(
     if syntax == "arguments":
         recognised_file = _of_script(text, place, arguments, variables)
     elif syntax == "python":
-        recognised_file = _of_python(text, place)
+        recognised_file = _of_python(text, place, arguments, variables)
     else:
         recognised_file = _of_configuration(text, place, syntax)
     if recognised_file is not None:
@@ -333,9 +341,11 @@ def _of_script(
     return None
 
 
-def _of_python(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
+def _of_python(
+    text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
+) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a Python file that changes a recipe, or of a configuration with assignments only."""
-    of_recipe = recipe_script(text, place)
+    of_recipe = recipe_script(text, place, arguments, variables)
     if of_recipe is not None:
         return of_recipe
     return _of_front_end(read_python(text, place))

@@ -1,31 +1,26 @@
-"""Named recipes: the settings of recipes of torchtitan, Megatron-Bridge and NeMo 2 that a command or script names.
+"""Named recipes: the settings of recipes of torchtitan, Megatron-Bridge and NeMo 2 that a command names.
 
-`recipes.toml` holds the numbers. What stands behind the name on a command line, or is assigned to the recipe in a
-script, replaces them. Nothing is executed: of a script the syntax tree is read.
+What stands behind the name on a command line replaces the recipe's own settings (`_recipe_tables`).
 """
 
-import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.files import parse_toml
 from perfmodel.ingest.launch._arguments import LAUNCHING, followed_script, processes_in_variables
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, broken
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._hook_file import nemo_entries, torchtitan_entries
+from perfmodel.ingest.launch._hook_file import torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
-from perfmodel.ingest.launch._model import catalog_model
-from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._read_entries import read_toml, read_yaml
+from perfmodel.ingest.launch._recipe_scripts import makes_recipe, recipe_script
+from perfmodel.ingest.launch._recipe_tables import bridge_recipe, module_of, nemo_name, nemo_recipe, recipe_entries
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.shell import Command
-from perfmodel.spec import Model
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"torchtitan|run_train\.sh|\bnemo\s+llm\s|--recipe\b|/pretrain_\w+\.py[\s\S]*--config-file|\blitgpt\s"
@@ -55,11 +50,13 @@ def recipe_command(
         LaunchFileError: a recipe that is not known.
     """
     # Following a script costs time; most scripts have none of these words.
-    if not _LOOKS_LIKE_ONE.search(text):
+    beside = Neighbours(Path(place).parent)
+    programs = dict.fromkeys(_PROGRAM.findall(text))
+    if not _LOOKS_LIKE_ONE.search(text) and not any(_is_recipe_script(name, beside) for name in programs):
         return None
     script, job = followed_script(text, place, arguments, variables)
     neighbours = Neighbours(Path(place).parent, script.files)
-    readers = [(command, _reader(command, place)) for command in script.commands]
+    readers = [(command, _reader(command, place, neighbours)) for command in script.commands]
     trainings = [(command, reader) for command, reader in readers if reader is not None]
     if not trainings:
         return None
@@ -89,7 +86,16 @@ def _texts(command: Command) -> tuple[str, ...]:
 _Reader = Callable[[Command, str, Neighbours], tuple[Source, LaunchFormat]]
 
 
-def _reader(command: Command, place: str) -> _Reader | None:
+_PROGRAM: Final = re.compile(r"[\w./-]+\.py\b")
+
+
+def _is_recipe_script(name: str, neighbours: Neighbours) -> bool:
+    """Whether a program is a Python script beside the launch file that takes a recipe."""
+    file = neighbours.find(name)
+    return file is not None and makes_recipe(file.text)
+
+
+def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | None:
     """The reader for a command that trains from a named recipe; None for other commands.
 
     Raises:
@@ -107,7 +113,21 @@ def _reader(command: Command, place: str) -> _Reader | None:
         return _titan
     if re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
         return _nemo
-    return _bridge if _bridge_name(argv) else None
+    if _bridge_name(argv):
+        return _bridge
+    is_own = any(_is_recipe_script(word, neighbours) for word in argv if word.endswith(".py"))
+    return _own_script if is_own else None
+
+
+def _own_script(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
+    """A Python script of the user's own that changes a recipe, with its arguments."""
+    argv = [word.text for word in command.argv]
+    at = next(i for i, word in enumerate(argv) if word.endswith(".py") and _is_recipe_script(word, neighbours))
+    file = neighbours.find(argv[at])
+    read = recipe_script(file.text, str(file.path), argv[at + 1 :], command.variables) if file is not None else None
+    if read is None:
+        raise broken(place, command.argv[at].line, f"{argv[at]} runs none of its recipes; give the file that does")
+    return read
 
 
 _BENCHMARK: Final = {
@@ -132,41 +152,6 @@ def _of_performance_script(command: Command, place: str) -> LaunchFileError:
         f"scripts/performance/configs, which are not read{asked}; give --model, --devices, --global-batch, --layout "
         "and so on, or add the lines that perfmodel hook megatron-bridge prints and give the file that they write"
     )
-
-
-def _recipes(framework: str) -> dict[str, Any]:
-    """All recipes of a framework, of torchtitan by module."""
-    return parse_toml(files("perfmodel.ingest.launch").joinpath("recipes.toml").read_text())[framework]
-
-
-def _recipe(framework: str, *names: str, place: str, line: int) -> dict[str, Entry]:
-    """The settings of a recipe.
-
-    Raises:
-        LaunchFileError: it is not known; names those that are.
-    """
-    table = _recipes(framework)
-    for name in names:
-        if name not in table:
-            known = ", ".join(sorted(table))
-            remedy = f"or add the lines that perfmodel hook {framework} prints and give the file that they write"
-            raise broken(place, line, f"perfmodel knows no {framework} recipe named {name!r}; known: {known}; {remedy}")
-        table = table[name]
-    return {key: Entry(value, 0) for key, value in table.items()}
-
-
-def _module_of(name: str) -> tuple[str, str]:
-    """The torchtitan module with a recipe of this name, and the name; empty if there is none."""
-    for module, recipes in _recipes("torchtitan").items():
-        if name in recipes:
-            return module, name
-    return "", ""
-
-
-def _named_model(entries: dict[str, Entry]) -> Model | None:
-    """The model of a recipe, which is taken out of its settings."""
-    name = entries.pop("model", None)
-    return None if name is None else catalog_model(str(name.value))
 
 
 def _flags(command: Command) -> dict[str, Entry]:
@@ -225,11 +210,11 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     if file:
         named = neighbours.find(file)
         if named is None:
-            module, name = _module_of(Path(file).stem)
+            module, name = module_of(Path(file).stem)
             if not module:
                 raise broken(place, line, f"the recipe {file} was not found beside the script; put it there")
             # Files of torchtitan's own have the names that its recipes have since.
-            entries = _recipe("torchtitan", module, name, place=place, line=line)
+            entries = recipe_entries("torchtitan", module, name, place=place, line=line)
             notes = (f"{file} was not found beside the script; torchtitan's recipe {name} of 2026 is used instead",)
         else:
             entries = dict(read_toml(named.text, str(named.path)).entries)
@@ -239,7 +224,7 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
         for variable, usual in _TITAN_DEFAULTS.items():
             flag = flags.get(variable.lower())
             names[variable] = str(flag.value) if flag else command.variables.get(variable, usual)
-        entries = _recipe("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
+        entries = recipe_entries("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
     source = Source(place=place, entries=entries | stated, notes=notes)
     return torchtitan_entries(source)
 
@@ -258,27 +243,15 @@ def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source,
     if called is None:
         raise broken(place, factory.line, f"--factory must name a recipe, got {factory.value!r}")
     arguments: dict[str, Entry] = {}
+    scheme: object = "lora"
     for argument in (called[2] or "").split(","):
         name, _, value = (part.strip() for part in argument.partition("="))
         if name in _NEMO_ARGUMENTS:
             arguments[_NEMO_ARGUMENTS[name]] = Entry(plain_value(value), factory.line)
-    return _of_nemo(called[1], arguments | _settings(command), place, line)
-
-
-def _of_nemo(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
-    # A recipe is a function with defaults: what the command or script states
-    # replaces them, and the model is named by it.
-    entries = _recipe("nemo", name, place=place, line=line)
-    model = _named_model(entries)
-    entries |= changes
-    devices = 1
-    for key in ("trainer.devices", "trainer.num_nodes"):
-        count = entries[key]
-        if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
-            raise broken(place, count.line, f"{key} must be a whole number of at least 1, got {count.value!r}")
-        devices *= count.value
-    source, form = nemo_entries(Source(place=place, entries=entries))
-    return replace(source, recipe_model=model, devices=devices), form
+        elif name == "peft_scheme":
+            scheme = plain_value(value.strip("'\""))
+    is_fine_tuning = any(word.text == "finetune" for word in command.argv)
+    return nemo_recipe(nemo_name(called[1], is_fine_tuning, scheme), arguments | _settings(command), place, line)
 
 
 def _bridge_name(argv: Sequence[str]) -> str:
@@ -307,7 +280,7 @@ def _bridge(command: Command, place: str, neighbours: Neighbours) -> tuple[Sourc
         else:
             of_file = dict(read_yaml(named.text, str(named.path), named.path.parent).entries)
     changes = of_file | _runner_options(command) | _settings(command)
-    source, form = _of_bridge(name, changes, place, command.argv[0].line)
+    source, form = bridge_recipe(name, changes, place, command.argv[0].line)
     return replace(source, notes=notes), form
 
 
@@ -336,96 +309,3 @@ def _runner_options(command: Command) -> dict[str, Entry]:
             if name in options:
                 settings[setting] = Entry(plain_value(value if sign else " ".join(texts[i + 1 : i + 2])), 0)
     return settings
-
-
-def _of_bridge(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
-    entries = _recipe("megatron-bridge", name, place=place, line=line)
-    model = _named_model(entries)
-    return Source(place=place, entries=entries | dict(changes), recipe_model=model), BRIDGE
-
-
-_RECIPE_CALL: Final = re.compile(r"\b(pretrain_recipe|\w+_(pretrain|sft|peft)_config)\s*\(")
-"""Calls that make a recipe in a script of NeMo 2 or Megatron-Bridge."""
-
-
-def recipe_script(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
-    """Settings of a Python script that takes a recipe and changes it; None for other scripts.
-
-    Statements are read in the order of the text, also inside functions. Values that depend on anything but numbers and
-    words stay unknown.
-
-    Raises:
-        LaunchFileError: no Python, or a recipe that is not known.
-    """
-    if not _RECIPE_CALL.search(text):
-        return None
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", 0) or 0
-        raise broken(place, line, "not valid Python; fix the script") from None
-    # Values of names are followed from top to bottom, and attributes of the recipe's
-    # variable are its settings. Without executing anything, branches and calls stay
-    # unknown, and a value that depends on them is refused where it is needed.
-    known: dict[str, Any] = {}
-    variable = name = framework = ""
-    line = 0
-    changes: dict[str, Entry] = {}
-    for node in _in_order(module):
-        if isinstance(node, ast.FunctionDef):
-            known |= _defaults(node)
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            continue
-        target = node.targets[0]
-        if isinstance(target, ast.Name) and isinstance(node.value, ast.Call):
-            made = _made_by(node.value)
-            if made is not None:
-                # A script may make several recipes; the last one is that which it runs.
-                (framework, name), variable, line = made, target.id, node.lineno
-                changes = _arguments(node.value, known) if framework == "nemo" else {}
-        elif isinstance(target, ast.Name):
-            known[target.id] = plain_value(node.value, known)
-        elif isinstance(target, ast.Attribute) and ast.unparse(target).startswith(f"{variable}."):
-            setting = ast.unparse(target).removeprefix(f"{variable}.")
-            changes[setting] = Entry(plain_value(node.value, known), node.lineno)
-    if not name:
-        return None
-    if framework == "nemo":
-        return _of_nemo(name, changes, place, line)
-    return _of_bridge(name, changes, place, line)
-
-
-_OF_BRIDGE: Final = ("_pretrain_config", "_sft_config", "_peft_config")
-"""Endings of the names of Megatron-Bridge's recipes."""
-
-
-def _in_order(module: ast.Module) -> list[ast.stmt]:
-    """All statements in order of their lines."""
-    statements = [node for node in ast.walk(module) if isinstance(node, ast.stmt)]
-    return sorted(statements, key=lambda statement: statement.lineno)
-
-
-def _made_by(call: ast.Call) -> tuple[str, str] | None:
-    """Framework and name of the recipe that a call makes; None for other calls."""
-    called = ast.unparse(call.func).split(".")
-    if called[-1] == "pretrain_recipe" and len(called) > 1:
-        return "nemo", called[-2]
-    if called[-1].endswith(_OF_BRIDGE):
-        return "megatron-bridge", called[-1]
-    return None
-
-
-def _arguments(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Entry]:
-    """Settings that the arguments of a recipe's function set."""
-    settings: dict[str, Entry] = {}
-    for word in call.keywords:
-        if word.arg in _NEMO_ARGUMENTS:
-            settings[_NEMO_ARGUMENTS[word.arg]] = Entry(plain_value(word.value, known), call.lineno)
-    return settings
-
-
-def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
-    """Default values of a function's arguments."""
-    names = [argument.arg for argument in function.args.args]
-    values = function.args.defaults
-    return {name: plain_value(value, {}) for name, value in zip(names[len(names) - len(values) :], values, strict=True)}

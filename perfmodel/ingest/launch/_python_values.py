@@ -1,0 +1,432 @@
+"""Values of Python scripts that are followed without being executed, and operations on them.
+
+A script that is followed may be a stranger's: every operation has a bound, so that no text, number or list can fill the
+memory. An operation on anything but known plain data has an unknown value.
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+LARGEST: Final = 1e15
+"""Largest accepted number; larger ones occur in no training run, and their products would fill the memory."""
+_HIGHEST_POWER: Final = 64
+"""Highest accepted exponent; larger powers are no sizes and would fill the memory."""
+MOST_ELEMENTS: Final = 10_000
+"""Most elements of a list, characters of a text and rounds of a loop."""
+_SHOWN: Final = 80
+"""Most characters of an expression in a message."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Something from outside the script: a module, a class or a function, by its full name."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that the script alone does not tell."""
+
+    text: str
+    """The expression that it comes from."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that depends on a condition which the script alone does not decide."""
+
+    values: tuple[Any, ...]
+    """A value for each outcome of the condition; `MISSING` where nothing is assigned."""
+    condition: str
+    line: int
+
+
+@dataclass(eq=False)
+class Thing:
+    """An object made by a call from outside the script, or a part of such an object."""
+
+    maker: str
+    """Full name of what was called; empty for a part that the script only changes."""
+    positional: list[Any] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments, and attributes that were assigned or read."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """Lines of the fields, from 1."""
+    line: int = 0
+    elements: list[Any] = field(default_factory=list)
+    """What was appended to it."""
+    owner: "Thing | None" = None
+    """The object whose method made it."""
+
+    def part(self, name: str) -> Any:
+        """An attribute; a new part if nothing is known of it."""
+        return self.fields.setdefault(name, Thing(""))
+
+
+@dataclass(eq=False)
+class Scope:
+    """Names of a module, function or comprehension."""
+
+    names: dict[str, Any]
+    parent: "Scope | None" = None
+    outer_names: set[str] = field(default_factory=set)
+    """Names that `global` or `nonlocal` declares."""
+
+    def find(self, name: str) -> Any:
+        """The value of a name here or further out; `MISSING` if it has none."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        return MISSING
+
+    @property
+    def outermost(self) -> "Scope":
+        """The names of the module."""
+        scope = self
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+
+@dataclass(eq=False)
+class Function:
+    """A function of the script."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: Scope
+    owner: Any = None
+    """The object of which it is a method."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Default values of its arguments, by their names."""
+
+    @property
+    def name(self) -> str:
+        return getattr(self.node, "name", "lambda")
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the script."""
+
+    name: str
+    bases: list[Any]
+    names: dict[str, Any]
+    lines: dict[str, int]
+    order: list[str]
+    """Annotated attributes in their order, which a dataclass takes as positional arguments."""
+
+
+@dataclass(eq=False)
+class Method:
+    """A method of plain data or of an outside object, before it is called."""
+
+    owner: Any
+    name: str
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Final = _Missing()
+"""Stands for a value that was never assigned."""
+PLAIN: Final = (int, float, str, bool, type(None))
+
+
+def expression_text(node: ast.AST) -> str:
+    """An expression on one line, shortened."""
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is plain data that may be compared and calculated with."""
+    budget = MOST_ELEMENTS
+    pending = [value]
+    # Lists may share parts, so that walking a small file's list can take forever: hence the budget.
+    while pending:
+        budget -= 1
+        inner = pending.pop()
+        if budget < 0 or len(pending) > MOST_ELEMENTS:
+            return False
+        if isinstance(inner, (list, tuple, set)):
+            pending.extend(inner)
+        elif isinstance(inner, dict):
+            pending.extend(inner.keys())
+            pending.extend(inner.values())
+        elif not isinstance(inner, (*PLAIN, range, Symbol)):
+            return False
+    return True
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Whether two values are surely the same."""
+    if left is right:
+        return True
+    return is_known(left) and is_known(right) and type(left) is type(right) and left == right
+
+
+def truth(value: Any) -> bool | None:
+    """Whether a value counts as true; None if that is not known."""
+    if isinstance(value, (Function, Class)):
+        return True
+    if isinstance(value, Thing):
+        # A made object is true; of a part of one nothing is known.
+        return True if value.maker.rpartition(".")[2][:1].isupper() else None
+    if isinstance(value, (list, tuple, dict, set, range, str)):
+        return len(value) > 0
+    return bool(value) if isinstance(value, PLAIN) else None
+
+
+def elements_of(value: Any) -> list[Any] | None:
+    """What a loop over a value goes through; None if that is not known."""
+    if isinstance(value, (list, tuple, set, dict, str, range)) and len(value) <= MOST_ELEMENTS:
+        return list(value)
+    return None
+
+
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+
+def calculated(kind: ast.operator, left: Any, right: Any) -> Any:
+    """A sum, product, quotient or power of plain data; `MISSING` if it is not known."""
+    calculate = _OPERATORS.get(type(kind))
+    both = (left, right)
+    if all(isinstance(side, (int, float)) for side in both):
+        is_too_large = any(abs(side) >= LARGEST for side in both)
+        is_large_power = isinstance(kind, ast.Pow) and not 0 <= right <= _HIGHEST_POWER
+        if calculate is None or is_too_large or is_large_power:
+            return MISSING
+        return _guarded(calculate, left, right)
+    if isinstance(kind, ast.BitOr) and all(isinstance(side, dict) for side in both):
+        return left | right
+    # Texts and lists are joined, and repeated within bounds.
+    if isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, (str, list, tuple)):
+        return left + right if len(left) + len(right) <= MOST_ELEMENTS else MISSING
+    if isinstance(kind, ast.Mult):
+        several, times = (left, right) if isinstance(right, int) else (right, left)
+        if isinstance(several, (str, list, tuple)) and isinstance(times, int):
+            return several * times if 0 <= len(several) * times <= MOST_ELEMENTS else MISSING
+    return MISSING
+
+
+_COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+
+def compared(kind: ast.cmpop, left: Any, right: Any) -> bool | None:
+    """The outcome of a comparison; None if it is not known."""
+    # A made object is something, whatever it is.
+    if isinstance(kind, (ast.Is, ast.IsNot)) and right is None and truth(left) and not isinstance(left, PLAIN):
+        return isinstance(kind, ast.IsNot)
+    if not (is_known(left) and is_known(right)):
+        return None
+    outcome = _guarded(_COMPARISONS[type(kind)], left, right)
+    return outcome if isinstance(outcome, bool) else None
+
+
+def element(container: Any, key: Any) -> Any:
+    """An element of a list or dictionary; `MISSING` if it is not known."""
+    if isinstance(container, dict):
+        return container.get(key, MISSING) if is_known(key) and _is_hashable(key) else MISSING
+    if isinstance(container, (list, tuple, str, range)) and isinstance(key, (int, slice)):
+        return _guarded(operator.getitem, container, key)
+    return MISSING
+
+
+def _is_hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _guarded(calculate: Callable[..., Any], *operands: Any) -> Any:
+    """The result of a calculation; `MISSING` if it fails."""
+    try:
+        return calculate(*operands)
+    except (ArithmeticError, TypeError, ValueError, LookupError, RecursionError):
+        return MISSING
+
+
+# --- functions and methods of plain data -----------------------------------------------------------------
+
+
+def _pairs(*columns: list[Any]) -> list[tuple[Any, ...]]:
+    return list(zip(*columns, strict=False))
+
+
+_OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "abs": abs,
+    "round": round,
+    "max": max,
+    "min": min,
+    "sum": sum,
+    "divmod": divmod,
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "math.ceil": math.ceil,
+    "math.floor": math.floor,
+    "math.gcd": math.gcd,
+    "math.lcm": math.lcm,
+    "math.prod": math.prod,
+    "math.sqrt": math.sqrt,
+    "math.log2": math.log2,
+}
+"""Functions of known plain data."""
+_OF_COLLECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "len": len,
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "reversed": lambda values: values[::-1],
+    "enumerate": lambda values, start=0: list(enumerate(values, start)),
+    "zip": _pairs,
+    "range": range,
+    "sorted": sorted,
+}
+"""Functions of collections, whose elements may be unknown."""
+
+
+def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
+    """The result of one of Python's own functions; `MISSING` for other functions, and where it is not known."""
+    known = all(is_known(argument) for argument in (*arguments, *keywords.values()))
+    if name in _OF_NUMBERS:
+        return _guarded(_OF_NUMBERS[name], *arguments, **keywords) if known and not keywords else MISSING
+    if name in ("any", "all"):
+        outcomes = [truth(value) for value in elements_of(arguments[0]) or [MISSING]] if arguments else [None]
+        return MISSING if None in outcomes else (any if name == "any" else all)(outcomes)
+    if name == "dict":
+        entries = dict(arguments[0]) if arguments and isinstance(arguments[0], dict) else {}
+        return MISSING if arguments and not isinstance(arguments[0], dict) else {**entries, **keywords}
+    if name not in _OF_COLLECTIONS or (name == "sorted" and (not known or keywords)):
+        return MISSING
+    if name == "range":
+        return _guarded(range, *arguments) if known else MISSING
+    collections = [elements_of(argument) if not isinstance(argument, int) else argument for argument in arguments]
+    if None in collections:
+        return MISSING
+    return _guarded(_OF_COLLECTIONS[name], *collections, **keywords)
+
+
+_TEXT_METHODS: Final = [
+    "lower",
+    "upper",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "removesuffix",
+    "split",
+    "rsplit",
+    "partition",
+    "rpartition",
+    "isdigit",
+    "isdecimal",
+    "isnumeric",
+    "title",
+    "capitalize",
+    "count",
+    "find",
+    "replace",
+    "join",
+    "splitlines",
+]
+_DICT_READERS: Final = ("items", "keys", "values", "get", "copy")
+
+
+def method_result(owner: Any, name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
+    """The result of a method of plain data that changes nothing; `MISSING` where it is not known."""
+    known = all(is_known(argument) for argument in arguments)
+    if isinstance(owner, str) and name in _TEXT_METHODS and known and not keywords:
+        text = _guarded(getattr(owner, name), *arguments)
+        return MISSING if isinstance(text, str) and len(text) > MOST_ELEMENTS else text
+    if isinstance(owner, dict) and name in _DICT_READERS:
+        if name == "get":
+            if not arguments or not is_known(arguments[0]) or not _is_hashable(arguments[0]):
+                return MISSING
+            return owner.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
+        return dict(owner) if name == "copy" else list(getattr(owner, name)())
+    if isinstance(owner, (list, tuple)) and name in ("index", "count") and known and is_known(owner):
+        return _guarded(getattr(owner, name), *arguments)
+    if isinstance(owner, list) and name == "copy":
+        return list(owner)
+    if isinstance(owner, (int, float)) and name == "bit_length":
+        return _guarded(getattr(owner, name))
+    return MISSING
+
+
+def formatted(value: Any, specification: str) -> str | None:
+    """A value in an f-string; None if it is not known."""
+    # A width of a billion would fill the memory.
+    if not isinstance(value, PLAIN) or not re.fullmatch(r"[<>^+,]?0?\d{0,2},?(\.\d)?[a-zA-Z%]?", specification):
+        return None
+    text = _guarded(format, value, specification)
+    return text if isinstance(text, str) else None
+
+
+def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
+    """A deep copy of plain data and objects of the script."""
+    copies = {} if copies is None else copies
+    if id(value) in copies:
+        return copies[id(value)]
+    if isinstance(value, Thing):
+        twin = Thing(value.maker, line=value.line, lines=dict(value.lines))
+        copies[id(value)] = twin
+        twin.positional = copied(value.positional, copies)
+        twin.fields = copied(value.fields, copies)
+        twin.elements = copied(value.elements, copies)
+        return twin
+    if isinstance(value, dict):
+        twin_dict: dict[Any, Any] = {}
+        copies[id(value)] = twin_dict
+        twin_dict |= {key: copied(inner, copies) for key, inner in value.items()}
+        return twin_dict
+    if isinstance(value, list):
+        twin_list: list[Any] = []
+        copies[id(value)] = twin_list
+        twin_list += [copied(inner, copies) for inner in value]
+        return twin_list
+    return value
+
+
+def things_in(value: Any) -> Iterator[Thing]:
+    """Objects that a value is or directly holds."""
+    if isinstance(value, Thing):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        yield from (inner for inner in value if isinstance(inner, Thing))
+    elif isinstance(value, Choice):
+        yield from (inner for inner in value.values if isinstance(inner, Thing))

@@ -1,0 +1,72 @@
+"""Models that Python scripts of NeMo 2 and Megatron-Bridge configure."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._model import catalog_model
+from perfmodel.ingest.launch._python_values import Symbol, Thing
+from perfmodel.spec import Model
+
+MODEL_OF_CATALOG: Final = "perfmodel.model"
+"""Maker of the model that a recipe has by itself."""
+
+
+def class_of(thing: Thing) -> str:
+    """Name of the class that an object has: `run.Config(llm.MockDataModule, ...)` makes a `MockDataModule`."""
+    is_lazy = thing.maker.rpartition(".")[2] in ("Config", "Partial")
+    made = thing.positional[0] if is_lazy and thing.positional else None
+    return (made.path if isinstance(made, Symbol) else thing.maker).rpartition(".")[2]
+
+
+def model_of_recipe(recipe: Thing, entries: Entries) -> tuple[Model | None, list[str]]:
+    """The model of a recipe in a script; a note if the script's own model is not known.
+
+    Args:
+        recipe: an object with the recipe's settings.
+        entries: the same settings by their names.
+    """
+    part = recipe.fields.get("model")
+    if not isinstance(part, Thing):
+        return None, []
+    name = _model_name(part)
+    model = catalog_model(name) if name else None
+    if model is None and not any(key.startswith("model.") and key.endswith("num_layers") for key in entries):
+        return None, [f"line {part.line}: perfmodel does not know the model that {class_of(part)} makes"]
+    return model, []
+
+
+def _model_name(part: Thing) -> str:
+    """Name in the catalog of the model that an object configures; empty if it has none."""
+    if part.maker == MODEL_OF_CATALOG:
+        return str(part.positional[0])
+    for thing in _with_owners(part):
+        # `AutoBridge.from_hf_pretrained("meta-llama/Llama-3.2-1B").to_megatron_provider()`
+        if thing.maker.endswith(("from_hf_pretrained", "from_auto_config")) and thing.positional:
+            return str(thing.positional[0])
+    for candidate in _configurations(part):
+        # Classes are called after models: `Llama3Config8B`, `Llama31ModelProvider70B`.
+        named = re.fullmatch(r"([A-Za-z]+)(\d*)(?:Config|ModelProvider)(\w*)", class_of(candidate))
+        if named is None:
+            continue
+        family, version, size = named[1].lower(), ".".join(named[2]), named[3].lower()
+        for name in (f"{family}{version}-{size}", f"{family}-{version}-{size}", f"{family}-{size}"):
+            if catalog_model(name) is not None:
+                return name
+    return ""
+
+
+def _configurations(part: Thing) -> Iterator[Thing]:
+    """The configuration of a model, which is an argument of the model, or the model itself."""
+    yield part
+    for value in (part.fields.get("config"), *part.positional):
+        if isinstance(value, Thing):
+            yield value
+
+
+def _with_owners(thing: Thing) -> Iterator[Thing]:
+    current: Thing | None = thing
+    while current is not None:
+        yield current
+        current = current.owner
