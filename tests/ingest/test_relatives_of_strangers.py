@@ -564,6 +564,26 @@ def test_a_command_of_maxtext_with_its_settings_before_it() -> None:
     assert launch.may_be_wrong == launch.ignored == ()
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "python3 MaxText/decode.py",
+        "python3 -m MaxText.decode",
+        "python3 -m maxtext.inference.maxengine.maxengine_server",
+        "python3 -m MaxText.load_and_quantize_checkpoint",
+        "python MaxText/inference_microbenchmark.py",
+    ],
+)
+def test_programs_of_maxtext_that_do_not_train_are_refused(program: str) -> None:
+    """They take the same settings, so that only the program's name tells them from a training."""
+    settings = "base.yml model_name=llama2-7b per_device_batch_size=4 max_target_length=2048 ici_tensor_parallelism=4"
+    with pytest.raises(LaunchFileError, match=r"run.sh, line 1: \w+(.py)? of MaxText does not train"):
+        read("run.sh", f"{program} {settings}\n", devices=4)
+    train = "python3 -m MaxText.train base.yml model_name=llama3.1-8b per_device_batch_size=2\n"
+    launch = read("run.sh", f"{program} {settings}\n{train}", devices=4)
+    assert launch.model.name == "llama3-8b"
+
+
 def test_sizes_that_override_a_named_model_of_maxtext_are_doubted() -> None:
     more = "override_model_config=true head_dim=256 base_num_query_heads=16"
     (doubt,) = read("run.sh", MAXTEXT_COMMAND.replace("MORE", more), devices=8).may_be_wrong

@@ -40,6 +40,11 @@ _TRAINS_NOT: Final = frozenset(
         "generation",
         "generate",
         "server",
+        "decode",
+        "maxengine",
+        "microbenchmark",
+        "ckpt",
+        "quantize",
         "evaluate",
         "eval",
     )

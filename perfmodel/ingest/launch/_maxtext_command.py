@@ -5,11 +5,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._arguments import followed_script
+from perfmodel.ingest.launch._arguments import followed_script, trains_nothing
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._maxtext import HALF_CHIPS, MAXTEXT
 from perfmodel.ingest.launch._read_entries import read_yaml
@@ -43,14 +43,24 @@ def maxtext_command(
         return None
     script, _ = followed_script(text, place, arguments, variables)
     best: dict[str, Entry] = {}
-    base = ""
+    base = idle_program = ""
     for command in script.commands:
         line = command.argv[0].line
         for argv in _commands_within([word.text for word in command.argv]):
             file, settings = _settings(argv, line)
-            # A script may also decode or convert checkpoints with a few settings; training has the most.
-            if len(settings) > len(best) and MAXTEXT.recognises(settings):
+            if not MAXTEXT.recognises(settings):
+                continue
+            # A script may also decode or convert checkpoints with the same settings.
+            program = _program(argv)
+            if trains_nothing(program):
+                idle_program = idle_program or f"line {line}: {program.name} of MaxText"
+            elif len(settings) > len(best):
                 best, base = settings, file
+    if not best and idle_program:
+        raise LaunchFileError(
+            f"{place}, {idle_program} does not train: it decodes, serves or converts; give the command that trains, or "
+            "use perfmodel serve for inference"
+        )
     if not best:
         return None
     entries, notes = _of_file(base, Neighbours(Path(place).parent, script.files))
@@ -64,6 +74,16 @@ def maxtext_command(
     return Source(
         place=place, entries=entries | best, notes=(*script.notes, *notes), devices=chips * slices if chips else None
     )
+
+
+def _program(argv: Sequence[str]) -> PurePosixPath:
+    """The program of a command, of which the file of settings is an argument."""
+    for i, word in enumerate(argv):
+        if word == "-m" and i + 1 < len(argv):
+            return PurePosixPath(f"{argv[i + 1].replace('.', '/')}.py")
+        if word.endswith(".py"):
+            return PurePosixPath(word)
+    return PurePosixPath()
 
 
 _COPIES: Final = "dcn_data_parallelism"
