@@ -15,7 +15,7 @@ from perfmodel.ingest import Profile
 from perfmodel.ingest.profiles import ActivityKind, Call, merged_intervals
 from perfmodel.ops import Collective
 from perfmodel.prediction import StepProblem, block_times, priced_events
-from perfmodel.prediction.composition import beside_loss
+from perfmodel.prediction.composition import overlap_loss
 from perfmodel.prediction.sites import KERNEL_FACTORS, SKEW, Adjustment, factors_of
 from perfmodel.spec import Layout
 
@@ -334,7 +334,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
     device_steps = sides.steps * profile.devices
     if beside_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
         # Seconds lost per second beside a collective, beyond the loss that the model already has.
-        loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
+        loss = min(max(extra_s / beside_s - overlap_loss(problem), 0.0), 1.0)
         yield Correction(
             name="dp_overlap_loss",
             value=loss,

@@ -91,10 +91,10 @@ class CollectiveModel:
 
         # A rate includes the latency at its size: smaller messages still take as long as the smallest, which is that
         # of no bytes at all.
-        at = index[known]
-        empty = replace(groups.take(at), buffer_bytes=np.zeros(len(at)))
+        known_index = index[known]
+        empty = replace(groups.take(known_index), buffer_bytes=np.zeros(len(known_index)))
         latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty).time_s
-        priced.time_s[at] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[at])
+        priced.time_s[known_index] = np.maximum(np.maximum(time_s[known], latency_s), priced.least_s[known_index])
 
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).
@@ -150,14 +150,14 @@ def interconnect_of(cluster: Cluster) -> str:
     device, names = cluster.device.name, []
     flat = is_flat([level.name for level in cluster.levels], device)
     for index, level in enumerate(cluster.levels[:2]):
-        between = flat or index > 0
+        between_nodes = flat or index > 0
         # Tables name links by the usual words and state a rate only where it is another than these words mean.
-        nominal = link_class(level.name, device, between).bandwidth_bytes_per_s
-        shared = between and is_known(level.name, device, between)
+        nominal = link_class(level.name, device, between_nodes).bandwidth_bytes_per_s
+        shared = between_nodes and is_known(level.name, device, between_nodes)
         rate = max(level.bandwidth_bytes_per_s, nominal) if shared else level.bandwidth_bytes_per_s
         # `+` and `@` divide the notation.
         name = level.name.replace("+", " ").replace("@", " ")
-        name_says_rate = rate == nominal and is_known(level.name, device, between)
+        name_says_rate = rate == nominal and is_known(level.name, device, between_nodes)
         with_rate = name if name_says_rate else f"{name}@{rate / 1e9:g}GB/s"
         names.append(with_rate)
     return " + ".join(names)
@@ -167,9 +167,9 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
     """Bytes over the published rate [s], scaled with the bandwidth of the links it was measured on; NaN if no rate is
     published for these links or, between nodes, for this many ranks per node."""
     time_s = np.full(len(exchanges), np.nan)
-    inside = groups.ranks <= groups.ranks_per_node
+    in_node = groups.ranks <= groups.ranks_per_node
     for exchange in dict.fromkeys(exchanges):
-        alike = np.array([candidate == exchange for candidate in exchanges])
+        same_exchange = np.array([candidate == exchange for candidate in exchanges])
         for rates in exchange_library(exchange.dispatcher).rate:
             for level, link in enumerate(fabric.levels):
                 if link.link != rates.link:
@@ -179,15 +179,15 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
                 # counts are nodes then, ranks else.
                 if rates.ranks_per_node:
                     same_ranks_per_node = groups.ranks_per_node == rates.ranks_per_node
-                    at = alike & ~inside & (groups.level == level) & same_ranks_per_node
-                    parties = groups.ranks[at] / rates.ranks_per_node
-                    sharing = groups.concurrent[at]
+                    matching = same_exchange & ~in_node & (groups.level == level) & same_ranks_per_node
+                    parties = groups.ranks[matching] / rates.ranks_per_node
+                    sharing = groups.concurrent[matching]
                 else:
-                    at = alike & inside & (level == 0)
-                    parties = groups.ranks[at]
+                    matching = same_exchange & in_node & (level == 0)
+                    parties = groups.ranks[matching]
                     sharing = 1.0
                 share = share_of_link(rates, exchange.way, parties)
-                time_s[at] = groups.buffer_bytes[at] * sharing / (share * link.bandwidth)
+                time_s[matching] = groups.buffer_bytes[matching] * sharing / (share * link.bandwidth)
     return time_s
 
 

@@ -44,11 +44,11 @@ class EventTimes:
         """Assemble the times of `n` events from parts with their positions."""
         time_s, lo_s, hi_s = np.zeros((3, n))
         provenance = np.full(n, "", object)
-        for at, part in parts:
-            time_s[at] = part.time_s
-            lo_s[at] = part.lo_s
-            hi_s[at] = part.hi_s
-            provenance[at] = part.provenance
+        for index, part in parts:
+            time_s[index] = part.time_s
+            lo_s[index] = part.lo_s
+            hi_s[index] = part.hi_s
+            provenance[index] = part.provenance
         return cls(time_s, lo_s, hi_s, tuple(provenance.tolist()))
 
     def scaled(self, factor: Float64[np.ndarray, "n"]) -> "EventTimes":
@@ -59,25 +59,25 @@ class EventTimes:
         """Add seconds to every time and the ends of its interval."""
         return replace(self, time_s=self.time_s + more_s, lo_s=self.lo_s + more_s, hi_s=self.hi_s + more_s)
 
-    def at_least(self, at: Sequence[int], bounds: "EventTimes") -> "EventTimes":
+    def at_least(self, index: Sequence[int], bounds: "EventTimes") -> "EventTimes":
         """Bound times at positions from below."""
-        return self._replaced(at, bounds, np.greater)
+        return self._replaced(index, bounds, np.greater)
 
-    def at_most(self, at: Sequence[int], bounds: "EventTimes") -> "EventTimes":
+    def at_most(self, index: Sequence[int], bounds: "EventTimes") -> "EventTimes":
         """Bound times at positions from above."""
-        return self._replaced(at, bounds, np.less)
+        return self._replaced(index, bounds, np.less)
 
-    def replaced(self, at: Sequence[int], times: "EventTimes") -> "EventTimes":
+    def replaced(self, index: Sequence[int], times: "EventTimes") -> "EventTimes":
         """A copy with other times at some positions."""
-        return self._replaced(at, times, np.not_equal)
+        return self._replaced(index, times, np.not_equal)
 
-    def _replaced(self, at: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
+    def _replaced(self, index: Sequence[int], bounds: "EventTimes", gives_way: np.ufunc) -> "EventTimes":
         # With the time its interval and its provenance are replaced: an event is as well known as what it takes.
         time_s = self.time_s.copy()
         lo_s = self.lo_s.copy()
         hi_s = self.hi_s.copy()
         provenance = list(self.provenance)
-        for number, i in enumerate(at):
+        for number, i in enumerate(index):
             if gives_way(bounds.time_s[number], time_s[i]):
                 time_s[i], lo_s[i], hi_s[i] = bounds.time_s[number], bounds.lo_s[number], bounds.hi_s[number]
                 provenance[i] = bounds.provenance[number]
@@ -145,7 +145,7 @@ def no_less_than_relayed(
     relayed = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
     if not relayed:
         return times
-    inside = []
+    in_node = []
     for op in (ops[i] for i in relayed):
         relay = Collective(
             collective=op.collective,
@@ -155,8 +155,8 @@ def no_less_than_relayed(
             dtype=op.dtype,
             exchange=op.exchange,
         )
-        inside.append(relay)
-    return times.at_least(relayed, collectives.times(cluster, inside))
+        in_node.append(relay)
+    return times.at_least(relayed, collectives.times(cluster, in_node))
 
 
 def event_times(
@@ -261,7 +261,7 @@ def _sides(side: int) -> list[int]:
     return _octaves(side, _LEAST_SIDE, _MOST_SIDE) or [side]
 
 
-def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
+def _lattice(op: Op, tile_samples: Mapping[str, int]) -> _Lattice | None:
     """Build the lattice of a kernel: its numbers of samples by powers of two, times `_other_axes`.
 
     Samples go from what fills a tile (from the kernel's own, where that does not) to the largest that is compared.
@@ -273,9 +273,9 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     count = getattr(op, name)
     if count < 1:
         return None
-    tile = fewest.get(name, 1)
-    most = _MOST_SEQUENCES if isinstance(op, Attention) else _MOST
-    samples = _octaves(count, min(count, tile), most)
+    tile = tile_samples.get(name, 1)
+    most_samples = _MOST_SEQUENCES if isinstance(op, Attention) else _MOST
+    samples = _octaves(count, min(count, tile), most_samples)
     if not samples:
         return None
 
@@ -289,9 +289,9 @@ def _lattice(op: Op, fewest: Mapping[str, int]) -> _Lattice | None:
     positions = [_position(op, axis) for axis in axes]
     shape = tuple(len(axis) for axis in axes)
     nearest = np.ravel_multi_index([place for place, _ in positions], shape)
-    over = np.prod([times_larger for _, times_larger in positions])
-    few = sum(n < tile for n in samples)
-    return _Lattice(ops, shape, few, int(nearest), float(over))
+    over_nearest = np.prod([times_larger for _, times_larger in positions])
+    n_below_tile = sum(n < tile for n in samples)
+    return _Lattice(ops, shape, n_below_tile, int(nearest), float(over_nearest))
 
 
 def _position(op: KernelOp, axis: list[dict[str, Any]]) -> tuple[int, float]:
@@ -345,9 +345,9 @@ def growing(log_s: Grid, measured: Bool[np.ndarray, "..."], axes: Sequence[int] 
     grown_measured = (most_of_measured + least_of_measured) / 2
 
     # All others give way to them.
-    least = _lower_bounds(np.where(counts, grown_measured, -np.inf), axes)
-    most = _upper_bounds(np.where(counts, grown_measured, np.inf), axes)
-    return np.clip(grown, least, most)
+    lower = _lower_bounds(np.where(counts, grown_measured, -np.inf), axes)
+    upper = _upper_bounds(np.where(counts, grown_measured, np.inf), axes)
+    return np.clip(grown, lower, upper)
 
 
 class _PlacedLattice(NamedTuple):
@@ -384,8 +384,8 @@ class MonotoneGrid:
             place[op] = len(place)
             lattice = _lattice(op, fewest)
             if lattice is not None:
-                at = np.array([place.setdefault(kernel, len(place)) for kernel in lattice.ops])
-                lattices.append(_PlacedLattice(place[op], at, lattice))
+                places = np.array([place.setdefault(kernel, len(place)) for kernel in lattice.ops])
+                lattices.append(_PlacedLattice(place[op], places, lattice))
         return cls(tuple(place), tuple(lattices))
 
     def times(self, alone: EventTimes) -> EventTimes:
@@ -394,26 +394,26 @@ class MonotoneGrid:
         log_alone = np.log(np.maximum(alone.time_s, 1e-300))
         measured = np.array([provenance == "measured" for provenance in alone.provenance], bool)
         log_in_step = log_alone.copy()
-        for event, at, lattice in self._lattices:
-            grid = log_alone[at].reshape(lattice.shape)
-            is_measured = measured[at].reshape(lattice.shape)
+        for event, places, lattice in self._lattices:
+            grid = log_alone[places].reshape(lattice.shape)
+            is_measured = measured[places].reshape(lattice.shape)
 
             # Products grow along their samples alone. By their sides none takes longer than a larger one, which it
             # could be filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by
             # large ones. Times of too few samples give way to those of twice the samples.
-            few, side_axes = lattice.few, range(1, grid.ndim)
+            n_below_tile, side_axes = lattice.few, range(1, grid.ndim)
             is_product = isinstance(lattice.ops[0], Gemm)
             grown = grid.copy()
             axes_of_others = (0,) if is_product else (0, *side_axes)
-            grown[few:] = growing(grid[few:], is_measured[few:], axes_of_others)
+            grown[n_below_tile:] = growing(grid[n_below_tile:], is_measured[n_below_tile:], axes_of_others)
 
             # Downwards from what fills a tile: each between half and all of the time of twice its samples.
-            for i in reversed(range(min(few, len(grown) - 1))):
+            for i in reversed(range(min(n_below_tile, len(grown) - 1))):
                 grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
             if is_product:
                 grown = _upper_bounds(grown, side_axes)
             grown = grown.ravel()
-            log_in_step[at] = grown
+            log_in_step[places] = grown
             # beyond the lattice in proportion to the work
             log_in_step[event] = grown[lattice.nearest] + np.log(lattice.over)
         return alone.scaled(np.exp(log_in_step - log_alone))

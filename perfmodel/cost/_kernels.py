@@ -218,14 +218,14 @@ class KernelModel:
         backward = slowed & (request.rows.columns.pass_ == "bwd")
         backward &= FAMILIES[request.rows.family].gradients is not None
         self._answer_backward_by_its_products(answers, request, backward)
-        at = np.flatnonzero(slowed & ~backward)
-        if not len(at):
+        index = np.flatnonzero(slowed & ~backward)
+        if not len(index):
             return
-        as_they_are = request.take(at)
+        as_they_are = request.take(index)
         as_whole = replace(as_they_are, queries=tuple(whole(q) if is_slowed(q) else q for q in as_they_are.queries))
         whole_s = np.exp(self._predict(as_whole).log_time)
         longer_s = np.exp(as_they_are.log_of(least_of_rows)) - np.exp(as_whole.log_of(least_of_rows))
-        answers.move(at, np.minimum(np.log(whole_s + longer_s) - answers.log_time[at], 0.0))
+        answers.move(index, np.minimum(np.log(whole_s + longer_s) - answers.log_time[index], 0.0))
 
     def _predict_products(self, request: PriceQuery) -> Prediction:
         """Times of matrix products and convolutions: the regressors' answers, then one correction after the other.
@@ -259,19 +259,21 @@ class KernelModel:
 
     def _bound_8_bits_by_16(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Limit times in 8 bits to between half and all of those in 16 bits, because rates double and bytes halve."""
-        at = np.flatnonzero(rows.narrow & ~rows.backward)
-        if len(at):
-            in_16 = request.take(at).instead(in_16_bits(request.rows.take(at)))
-            _between_half_and_all(answers, at, self._by_regressors(in_16))
+        index = np.flatnonzero(rows.narrow & ~rows.backward)
+        if len(index):
+            in_16 = request.take(index).instead(in_16_bits(request.rows.take(index)))
+            _between_half_and_all(answers, index, self._by_regressors(in_16))
 
     def _answer_backward_by_its_products(
         self, answers: Prediction, request: PriceQuery, backward: Bool[np.ndarray, "n"]
     ) -> None:
         """Answer both gradients at once by the sum of the two products, each of which is corrected by itself."""
-        at = np.flatnonzero(backward)
-        if len(at):
-            parts = (self._predict(request.take(at).instead(part)) for part in gradient_products(request.rows.take(at)))
-            answers.put(at, added(*parts))
+        index = np.flatnonzero(backward)
+        if len(index):
+            parts = (
+                self._predict(request.take(index).instead(part)) for part in gradient_products(request.rows.take(index))
+            )
+            answers.put(index, added(*parts))
 
     def _speed_up_to_reached_share(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Shorten matrix products so that the fastest one reaches `Device.reached_share`.
@@ -280,26 +282,26 @@ class KernelModel:
         """
         if FAMILIES[request.rows.family].op is not Gemm:
             return
-        at = np.flatnonzero(rows.unnamed & ~rows.backward)
-        pairs, pair_of = request.take(at).combinations()
+        index = np.flatnonzero(rows.unnamed & ~rows.backward)
+        pairs, pair_of = request.take(index).combinations()
         log_gain = np.array([self._log_reach_of(query, kind.dtype) for query, kind in pairs])[pair_of]
-        answers.move(at, log_gain)
+        answers.move(index, log_gain)
 
         # Each type reaches its own best, but few bits still take no less than half of the time of many.
-        moved = at[(log_gain != 0) & rows.narrow[at]]
-        if len(moved):
-            in_16 = request.take(moved).instead(in_16_bits(request.rows.take(moved)))
-            _between_half_and_all(answers, moved, self._predict(in_16))
+        sped_up = index[(log_gain != 0) & rows.narrow[index]]
+        if len(sped_up):
+            in_16 = request.take(sped_up).instead(in_16_bits(request.rows.take(sped_up)))
+            _between_half_and_all(answers, sped_up, self._predict(in_16))
 
     def _bound_by_nominal_rate(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Let no matrix product be faster than its FLOPs at the nominal rate.
 
         Convolutions may be: Winograd's algorithm does with fewer FLOPs than the definition counts.
         """
-        at = np.flatnonzero(bounded)
-        if len(at) and FAMILIES[request.rows.family].op.is_matmul:
-            log_nominal = request.take(at).log_of(least_of_rows)
-            answers.move(at, np.maximum(log_nominal - answers.log_time[at], 0.0))
+        index = np.flatnonzero(bounded)
+        if len(index) and FAMILIES[request.rows.family].op.is_matmul:
+            log_nominal = request.take(index).log_of(least_of_rows)
+            answers.move(index, np.maximum(log_nominal - answers.log_time[index], 0.0))
 
     def _bound_by_fp32(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Bound the times of types that can use, or must be no faster than, fp32 kernels.
@@ -320,11 +322,11 @@ class KernelModel:
             ((dtypes == "half") & uneven_channels, np.minimum),
         )
         for has_dtype, towards in bounds_by_dtype:
-            at = np.flatnonzero(bounded & has_dtype)
-            if len(at):
-                as_fp32 = request.rows.take(at).changed({}, dtype="fp32")
-                fp32 = self._predict(request.take(at).instead(as_fp32))
-                answers.move(at, towards(fp32.log_time - answers.log_time[at], 0.0))
+            index = np.flatnonzero(bounded & has_dtype)
+            if len(index):
+                as_fp32 = request.rows.take(index).changed({}, dtype="fp32")
+                fp32 = self._predict(request.take(index).instead(as_fp32))
+                answers.move(index, towards(fp32.log_time - answers.log_time[index], 0.0))
 
     def _bound_tf32_by_16_bits(self, answers: Prediction, request: PriceQuery, bounded: Bool[np.ndarray, "n"]) -> None:
         """Limit the ratio of TF32 times to 16-bit times to that of their rates or bytes.
@@ -333,10 +335,10 @@ class KernelModel:
         Operations"), so that a kernel's arithmetic takes longer by the ratio of the peak rates, and its traffic by that
         of the bytes: the larger of both bounds the time.
         """
-        at = np.flatnonzero(bounded & (request.rows.dtypes == "tf32"))
-        if not len(at):
+        index = np.flatnonzero(bounded & (request.rows.dtypes == "tf32"))
+        if not len(index):
             return
-        request = request.take(at)
+        request = request.take(index)
         in_16 = self._predict(request.instead(in_16_bits(request.rows)))
 
         def slowdown(query: Query) -> float:
@@ -344,7 +346,7 @@ class KernelModel:
             return max(_BYTES_OVER_16_BITS, ratio_of_peaks)
 
         log_longest = in_16.log_time + np.log(request.of_query(slowdown).astype(np.float64))
-        answers.move(at, np.minimum(log_longest - answers.log_time[at], 0.0))
+        answers.move(index, np.minimum(log_longest - answers.log_time[index], 0.0))
 
     def _predict_attention(self, request: PriceQuery) -> Prediction:
         """Times of attention: the regressors' answers, then one correction after the other.
@@ -362,20 +364,20 @@ class KernelModel:
         _bound_by_halves_and_nominal_rate(answers, request, half, unnamed & (answers.provenance != _MEASURED))
         return answers.take(place)
 
-    def _answer_wide_attention_by_roofline(self, answers: Prediction, request: PriceQuery, at: np.ndarray) -> None:
+    def _answer_wide_attention_by_roofline(self, answers: Prediction, request: PriceQuery, index: np.ndarray) -> None:
         """Price attention of 32 bits and more, which nobody measured, by its roofline, but no shorter than in 16
         bits."""
-        answers.put(at, _by_roofline(request.take(at)))
-        in_16 = self._predict_attention(request.take(at).instead(in_16_bits(request.rows.take(at))))
-        answers.move(at, np.maximum(in_16.log_time - answers.log_time[at], 0.0))
+        answers.put(index, _by_roofline(request.take(index)))
+        in_16 = self._predict_attention(request.take(index).instead(in_16_bits(request.rows.take(index))))
+        answers.move(index, np.maximum(in_16.log_time - answers.log_time[index], 0.0))
 
-    def _order_masks(self, answers: Prediction, at: np.ndarray, request: PriceQuery) -> None:
+    def _order_masks(self, answers: Prediction, index: np.ndarray, request: PriceQuery) -> None:
         """Limit the time of causal attention to that of full attention times the share of tiles that it computes.
 
         Where the two disagree the one gives way that less is known of by provenance; between equals the causal one.
         """
         for mask, other_mask, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
-            masked = at[request.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
+            masked = index[request.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[index]]
             if not len(masked):
                 continue
             causal = np.full(len(masked), float(other_mask == "causal"))
@@ -403,11 +405,11 @@ class KernelModel:
 
         def log_gain() -> float:
             element_type = "bf16" if dtype == "half" else dtype
-            large = [Gemm(dtype=element_type, m=size, n=size, k=size) for size in _LARGE]
+            large_products = [Gemm(dtype=element_type, m=size, n=size, k=size) for size in _LARGE]
             # without the share, or the question would ask itself
-            plain = query._replace(figures=replace(figures, reached_share=None))
-            seconds = np.exp(self._predict_ops(plain, large).log_time)
-            best_flops_per_s = max(np.array([op.flops for op in large]) / seconds)
+            nominal_query = query._replace(figures=replace(figures, reached_share=None))
+            seconds = np.exp(self._predict_ops(nominal_query, large_products).log_time)
+            best_flops_per_s = max(np.array([op.flops for op in large_products]) / seconds)
             return min(0.0, float(np.log(best_flops_per_s / known_flops_per_s)))
 
         return self._reached.get_or_compute((query, dtype), log_gain)
@@ -434,9 +436,9 @@ class KernelModel:
 
         answers = Prediction.empty(len(request))
         for index in np.unique(regressor_of):
-            at = np.flatnonzero(regressor_of == index)
-            part = request.take(at)
-            answers.put(at, regressors[index].predict(part) if index >= 0 else _by_roofline(part))
+            rows_of_regressor = np.flatnonzero(regressor_of == index)
+            part = request.take(rows_of_regressor)
+            answers.put(rows_of_regressor, regressors[index].predict(part) if index >= 0 else _by_roofline(part))
         return answers
 
     def _regressors(self, family: str) -> tuple[Regressor, ...]:
@@ -471,10 +473,10 @@ def _by_roofline(request: PriceQuery) -> Prediction:
     return Prediction.around(request.log_of(roofline_time), HALF_WIDTH, "analytical")
 
 
-def _between_half_and_all(answers: Prediction, at: np.ndarray, wide: Prediction) -> None:
+def _between_half_and_all(answers: Prediction, index: np.ndarray, wide: Prediction) -> None:
     """Limit times at positions to between half and all of those of elements twice as wide."""
-    log_time = answers.log_time[at]
-    answers.move(at, np.clip(log_time, wide.log_time - np.log(2.0), wide.log_time) - log_time)
+    log_time = answers.log_time[index]
+    answers.move(index, np.clip(log_time, wide.log_time - np.log(2.0), wide.log_time) - log_time)
 
 
 def _bound_by_halves_and_nominal_rate(
@@ -488,12 +490,12 @@ def _bound_by_halves_and_nominal_rate(
         unmeasured: rows that the nominal rate bounds.
     """
     log_nominal = np.full(len(request), -np.inf)
-    at = np.flatnonzero(unmeasured)
-    log_nominal[at] = request.take(at).log_of(least_of_rows)
+    index = np.flatnonzero(unmeasured)
+    log_nominal[index] = request.take(index).log_of(least_of_rows)
 
     # halves before wholes, so that each is bounded by what its half was bounded to
     batch_ends = np.flatnonzero(np.diff(request.rows.shape["batch"])) + 1
-    for at in np.split(np.arange(len(request)), batch_ends):
-        log_two_halves = answers.log_time[half[at]] + np.log(2.0)
-        answers.move(at, np.minimum(log_two_halves - answers.log_time[at], 0.0))
-        answers.move(at, np.maximum(log_nominal[at] - answers.log_time[at], 0.0))
+    for index in np.split(np.arange(len(request)), batch_ends):
+        log_two_halves = answers.log_time[half[index]] + np.log(2.0)
+        answers.move(index, np.minimum(log_two_halves - answers.log_time[index], 0.0))
+        answers.move(index, np.maximum(log_nominal[index] - answers.log_time[index], 0.0))

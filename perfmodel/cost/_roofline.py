@@ -83,8 +83,8 @@ def slowed_unit_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray
     if unslowed is figures or not products:
         return longer_s
     for members, rows in rows_by_family(list(products.values())):
-        at = np.array(list(products))[members]
-        longer_s[at] = least_of_rows(figures, rows) - least_of_rows(unslowed, rows)
+        product_index = np.array(list(products))[members]
+        longer_s[product_index] = least_of_rows(figures, rows) - least_of_rows(unslowed, rows)
     return longer_s
 
 
@@ -280,13 +280,13 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
         return least_s
 
     # Energies of all traffic, and of all arithmetic at the rate at which a FLOP's was measured.
-    at: list[int] = []
+    index: list[int] = []
     products: list[KernelOp] = []
     for i, op in enumerate(ops):
         if _takes_tensor_units(op):
-            at.append(i)
+            index.append(i)
             products.append(op)
-    if not at:
+    if not index:
         return least_s
     memory_j, compute_j = _energies_j(energy, device, products)
 
@@ -296,7 +296,7 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
     for _ in range(_STEPS):
         short_j = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
         time_s += short_j / (budget_w + _VOLTAGE * compute_j * time_s ** (-1 - _VOLTAGE))
-    least_s[at] = time_s
+    least_s[index] = time_s
     return least_s
 
 

@@ -18,7 +18,7 @@ from perfmodel.prediction._durations import StepProgram
 from perfmodel.prediction._node_kinds import NodeKindShare
 from perfmodel.prediction._problem import StepProblem, session_cached
 from perfmodel.prediction._programs import Prepared, TimedProgram, prepared, rank_busy_s
-from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
+from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss, step_factors
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.layer_copies import offloads_layers
 from perfmodel.prediction.phases import PASS_KINDS, Phase
@@ -123,7 +123,7 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     factors = [step_factors(on_kind, layout) for on_kind in on_kinds]
     slowest = max(stragglers for stragglers, _ in factors)
     beyond = max(beyond for _, beyond in factors)
-    usual = 1 / (slowest * max(1.0, beyond))
+    nominal_share = 1 / (slowest * max(1.0, beyond))
 
     taken_apart = [_Program.of(program) for program in programs]
     passes_s = np.sum([program.passes_s for program in taken_apart], axis=0)
@@ -131,7 +131,7 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
 
     exposed_s, step_without_s = _ablate(taken_apart, step_s)
-    mean_s = (passes_s.mean(axis=0) * usual).tolist()
+    mean_s = (passes_s.mean(axis=0) * nominal_share).tolist()
 
     # In the order in which the account is printed. Activities that a step cannot have are left out, not 0.
     training = problem.job.mode == "train"
@@ -147,21 +147,21 @@ def step_account(problem: StepProblem, programs: Sequence[StepProgram], step_s: 
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
     result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
     result["kernels_slowed_by_communication"] = (
-        mean_s[Part.SLOWED] + exposed_s["kernels_slowed_by_communication"] * usual
+        mean_s[Part.SLOWED] + exposed_s["kernels_slowed_by_communication"] * nominal_share
     )
-    result["optimizer"] = float(optimizer_s.mean()) * usual
-    result["data_parallel_communication_exposed"] = exposed_s["data_parallel_communication_exposed"] * usual
-    result["pipeline_communication_exposed"] = exposed_s["pipeline_communication_exposed"] * usual
+    result["optimizer"] = float(optimizer_s.mean()) * nominal_share
+    result["data_parallel_communication_exposed"] = exposed_s["data_parallel_communication_exposed"] * nominal_share
+    result["pipeline_communication_exposed"] = exposed_s["pipeline_communication_exposed"] * nominal_share
     if spec.offload or (layout.offload_layers and offloads_layers(problem, layout)):
-        result["host_copies_exposed"] = exposed_s["host_copies_exposed"] * usual
+        result["host_copies_exposed"] = exposed_s["host_copies_exposed"] * nominal_share
     if any(map(has_whole_step_costs, on_kinds)):
         without_overhead_s = step_without_s["step_overhead"]
         result["step_overhead"] = exposed_s["step_overhead"]
-        result["stragglers"] = without_overhead_s * usual * (slowest - 1)
-        result["beyond_all_parameters"] = without_overhead_s * usual * slowest * (max(1.0, beyond) - 1)
+        result["stragglers"] = without_overhead_s * nominal_share * (slowest - 1)
+        result["beyond_all_parameters"] = without_overhead_s * nominal_share * slowest * (max(1.0, beyond) - 1)
 
     # Idle time of the compute stream when none of these activities takes any time.
-    result["bubble"] = max(0.0, step_without_s[ABLATIONS[-1]] - busy_s) * usual
+    result["bubble"] = max(0.0, step_without_s[ABLATIONS[-1]] - busy_s) * nominal_share
     alone_s = np.sum([program.alone_s for program in taken_apart], axis=0)
     return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, beyond)))
 
@@ -207,7 +207,7 @@ class _Program:
 
         # Passes take as long as their parts, but for what reductions and gathers beside them cost.
         without_slowing_s = without_overhead_s
-        if any(beside_loss(share.problem) for share in step_program.shares):
+        if any(overlap_loss(share.problem) for share in step_program.shares):
             passes_s = np.sum(parts_s, axis=1) + waits_s
             without_slowing_s = np.where(np.isin(kind, PASS_KINDS), passes_s, without_overhead_s)
         without_dp_s = np.where(np.isin(kind, _DP_KINDS), 0.0, without_slowing_s)
@@ -294,7 +294,7 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
 
     Together they are what passes last, but for what a step costs beyond its events.
     """
-    out = np.zeros((*table.gap_s.shape, max(Part) + 1))
+    parts_s = np.zeros((*table.gap_s.shape, max(Part) + 1))
     collective = np.array([group != "" for group in table.groups], bool)
 
     # Kernels: the shares that a lower clock and then runs add to each, casts to 8 or 4 bits, and the rest by phase.
@@ -302,21 +302,21 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / slowdown))
     slower_in_runs = np.clip(1 - 1 / table.slowdown_of_runs, 0.0, slower)
     quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
-    out[:, :, Part.RUNS] = table.event_s @ slower_in_runs
-    out[:, :, Part.CLOCK] = table.event_s @ (slower - slower_in_runs)
-    out[:, :, Part.QUANTISING] = table.event_s[:, :, quantising] @ (1 - slower[quantising])
-    apart_s = out[:, :, [Part.CLOCK, Part.RUNS, Part.QUANTISING]].sum(axis=2)
+    parts_s[:, :, Part.RUNS] = table.event_s @ slower_in_runs
+    parts_s[:, :, Part.CLOCK] = table.event_s @ (slower - slower_in_runs)
+    parts_s[:, :, Part.QUANTISING] = table.event_s[:, :, quantising] @ (1 - slower[quantising])
+    apart_s = parts_s[:, :, [Part.CLOCK, Part.RUNS, Part.QUANTISING]].sum(axis=2)
     kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - apart_s
     for phase, part in _PART_OF_PHASE.items():
-        out[:, phase, part] = kernels_s[:, phase]
+        parts_s[:, phase, part] = kernels_s[:, phase]
 
     # Idle time and waits; collectives as far as nothing hides them.
-    out[:, :, Part.GAPS] = table.paired.gap_s if paired else table.gap_s
-    out[:, :, Part.WAITING] = table.waiting_s
-    out[:, :, Part.SLOWED] = table.paired.slowed_s if paired else table.slowed_s
+    parts_s[:, :, Part.GAPS] = table.paired.gap_s if paired else table.gap_s
+    parts_s[:, :, Part.WAITING] = table.waiting_s
+    parts_s[:, :, Part.SLOWED] = table.paired.slowed_s if paired else table.slowed_s
     for i in np.flatnonzero(collective).tolist():
-        out[:, :, _PLACE_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
+        parts_s[:, :, _PLACE_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
     if paired:
         share = table.paired.collective_s / np.maximum(table.collective_s, 1e-300)
-        out[:, :, [*_PLACE_OF.values()]] *= share[:, :, None]
-    return out
+        parts_s[:, :, [*_PLACE_OF.values()]] *= share[:, :, None]
+    return parts_s

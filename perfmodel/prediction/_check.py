@@ -94,9 +94,9 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
     return layout
 
 
-def check_machine(cluster: Cluster, job: Job, devices: int, what: str = "the job") -> None:
+def check_machine(cluster: Cluster, job: Job, devices: int, subject: str = "the job") -> None:
     """Raise `PerfModelError` if the cluster has too few devices, or they do not support the job's dtype."""
-    cluster.require(devices, what)
+    cluster.require(devices, subject)
     for kind in cluster.kinds or (cluster,):
         kind.device.require(job.dtype)
 

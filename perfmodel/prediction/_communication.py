@@ -128,7 +128,7 @@ def communication_events(
     # Gradients, weights and optimizer states, over the ranks that hold the same parameters.
     units = exchanged_units(states.zero, blocks.layers, counts)
     stored, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
-    again = gathered_again(blocks, ranks.pp > 1, job, states.reuse_params)
+    regathered = gathered_again(blocks, ranks.pp > 1, job, states.reuse_params)
     for group in STATES:
         params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):
@@ -140,10 +140,10 @@ def communication_events(
                 lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
                 units,
             )
-        if states.zero == 3 and again.any():
+        if states.zero == 3 and regathered.any():
             events.add(
                 Kind.PARAM_GATHER_BACKWARD,
-                counts @ (stored[group] * again),
+                counts @ (stored[group] * regathered),
                 lambda n, p=place: exchange("all_gather_backward", n, p, job, cluster),
                 units,
             )
@@ -203,9 +203,9 @@ def _add_sends(
 ) -> None:
     """Add transfers of `span` micro-batches between stages, and what the receiver completes before it can start."""
     sent = transfers(ranks, blocks.blocks, span / spec.scheduler.slices, job, cluster)
-    way = hops(spec, counts, ranks, cluster)
+    hop = hops(spec, counts, ranks, cluster)
     directions = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-    for kind, block, tier, exists in zip(directions, way.block, way.tier, way.exists, strict=True):
+    for kind, block, tier, exists in zip(directions, hop.block, hop.tier, hop.exists, strict=True):
         # The send itself, and one after another the collectives that complete it.
         for place_of_stage in (sent.send[block, tier], *sent.completions[:, block]):
             numbers = []
@@ -386,9 +386,9 @@ def hops(
     exists = np.zeros((2, spec.n_stages), bool)
     for direction, source, target in ((0, earlier, later), (1, later, earlier)):
         # Tier of pairs of ranks: 0 inside a node, else 1 + the innermost level that joins them (the last if none).
-        joined = np.stack([rank[source] // level.size == rank[target] // level.size for level in cluster.levels])
-        level = np.where(joined.any(axis=0), joined.argmax(axis=0), len(cluster.levels) - 1)
-        on_one_kind = np.where(joined[0], 0, 1 + level)
+        in_same_group = np.stack([rank[source] // level.size == rank[target] // level.size for level in cluster.levels])
+        level = np.where(in_same_group.any(axis=0), in_same_group.argmax(axis=0), len(cluster.levels) - 1)
+        on_one_kind = np.where(in_same_group[0], 0, 1 + level)
         # What goes to another kind of nodes crosses the outermost level.
         tier[direction, source] = np.where(kind[source] == kind[target], on_one_kind, outermost_tier(cluster))
         block[direction, source] = last_block[:-1]

@@ -195,7 +195,7 @@ def weighted_programs(layout_batch: LayoutBatch) -> tuple[tuple[LayoutBatch, flo
 
 
 def joined(batches: Sequence[LayoutBatch]) -> LayoutBatch:
-    """Join batches whose programs are equivalent (`PartitionedProgram.alike`) into one."""
+    """Join batches whose programs are equivalent (`PartitionedProgram.canonical`) into one."""
     lanes = chain.from_iterable([batch.lanes for batch in batches])
     layouts = chain.from_iterable([batch.layouts for batch in batches])
     terms = chain.from_iterable([batch.composed for batch in batches])
@@ -235,7 +235,7 @@ def pass_s(problem: StepProblem, layout_batch: LayoutBatch) -> dict[Kind, Float[
 
 def bundle_events(problem: StepProblem, layout_batch: LayoutBatch, lane: int) -> CommunicationEvents:
     """Events between blocks, for one layout of a batch."""
-    return _events_between(problem.setting, layout_batch.program.between, layout_batch.composed[lane].placed)
+    return _events_between(problem.setting, layout_batch.program.without_recompute, layout_batch.composed[lane].placed)
 
 
 @session_cached
@@ -251,7 +251,7 @@ def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[Event
     """Events between blocks in each class, for each layout of a batch."""
     # Neither the number of micro-batches nor recompute changes what a class holds: programs that differ in these alone
     # share results.
-    program = layout_batch.program.alike.between
+    program = layout_batch.program.canonical.without_recompute
     return _event_classes(problem, [(program, terms.placed) for terms in layout_batch.composed])
 
 

@@ -10,7 +10,7 @@ from perfmodel.prediction._compose import LayoutBatch, layout_batches, pass_s, p
 from perfmodel.prediction._node_kinds import NodeKindShare, by_node_kind
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import TimedProgram, prepared
-from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, with_step_costs
+from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth
 from perfmodel.prediction.overlap import held_share
 from perfmodel.prediction.phases import full_recompute_s, passes_s
@@ -86,7 +86,7 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     if share.on is not None:
         optimizer = optimizer[share.on[optimizer]]
     overhead_s = problem.adjusted_framework.host.step_overhead_s
-    return with_step_costs(seconds, overhead_s, beside_loss(problem), scale, optimizer, program.beside)
+    return with_step_costs(seconds, overhead_s, overlap_loss(problem), scale, optimizer, program.overlap)
 
 
 def _add_host_copies(problem: StepProblem, batch: LayoutBatch, seconds: Float[np.ndarray, "lanes classes"]) -> None:

@@ -42,7 +42,7 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     by_program: dict[tuple[PartitionedProgram, PerRank], list[tuple[LayoutBatch, float]]] = defaultdict(list)
     for whole_step in layout_batches(problem, layouts):
         for layout_batch, weight in weighted_programs(whole_step):
-            by_program[layout_batch.program.alike, layout_batch.layouts[0].kinds].append((layout_batch, weight))
+            by_program[layout_batch.program.canonical, layout_batch.layouts[0].kinds].append((layout_batch, weight))
     groups = list(by_program.values())
     specs_of_groups = []
     for group in groups:

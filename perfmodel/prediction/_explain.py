@@ -18,7 +18,7 @@ from perfmodel.prediction._node_kinds import NodeKindShare
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
+from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss, step_factors
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.phases import Phase, phase_counts
 from perfmodel.prediction.sites import CLASSES, class_of, factors_of
@@ -78,27 +78,29 @@ class CriticalPath:
         events_before = len(self.ops)
 
         # Reductions and gathers add to the gradient by slowing the passes beside them (`slowed_s`).
-        between = share.events[0]
-        inside = share.only(gradient)
+        between_blocks = share.events[0]
+        in_blocks = share.only(gradient)
         problem, batch = share.problem, share.batch
-        beside, loss = batch.program.beside, beside_loss(problem)
-        between_s = between.durations_s + share.host_state_s[0]
+        overlap, loss = batch.program.overlap, overlap_loss(problem)
+        between_s = between_blocks.durations_s + share.host_state_s[0]
         unslowed_s = durations / np.prod(step_factors(problem, batch.layouts[0]))
-        passes = beside.slowed[beside.place]
+        passes = overlap.slowed[overlap.place]
         slowing_s = np.zeros_like(unslowed_s)
-        np.add.at(slowing_s, passes, loss * beside.share * between_s[beside.comm])
+        np.add.at(slowing_s, passes, loss * overlap.share * between_s[overlap.comm])
 
         # A pass is slowed no longer than it runs. Beyond that it is the pass whose time counts, not the collective.
         follows_collective = slowing_s <= loss * unslowed_s
         by_collective = np.zeros_like(unslowed_s)
-        np.add.at(by_collective, beside.comm, (inside * follows_collective)[passes] * loss * beside.share)
-        self.slowed_s += float((inside * unslowed_s)[~follows_collective].sum() * loss)
+        np.add.at(by_collective, overlap.comm, (in_blocks * follows_collective)[passes] * loss * overlap.share)
+        self.slowed_s += float((in_blocks * unslowed_s)[~follows_collective].sum() * loss)
         # Between the blocks: collectives of states and transfers, with the passes that they slow.
         with_slowing = gradient + by_collective
-        occurrences = between.occurrences(with_slowing)
-        self.ops += between.ops
-        self.provenance += between.times.provenance
-        self._rows.append(_EventRow(occurrences, occurrences * between.times.time_s, _half_widths(between.times)))
+        occurrences = between_blocks.occurrences(with_slowing)
+        self.ops += between_blocks.ops
+        self.provenance += between_blocks.times.provenance
+        self._rows.append(
+            _EventRow(occurrences, occurrences * between_blocks.times.time_s, _half_widths(between_blocks.times))
+        )
 
         # States in host memory: copies take part in reductions and gathers, updates in the optimizer's step.
         updates = prepared(share.batch.spec).structure.class_kind == Kind.OPTIMIZER
@@ -108,8 +110,8 @@ class CriticalPath:
 
         # Inside the blocks: every phase counts with the share of it that nothing else hides.
         for times, paired, runs in share.passes:
-            weight = np.sum([np.tensordot(inside[classes], counts, 1) for _, classes, counts in runs], axis=0)
-            exposed = weight * times.shown(paired)
+            weight = np.sum([np.tensordot(in_blocks[classes], counts, 1) for _, classes, counts in runs], axis=0)
+            exposed = weight * times.exposed_share(paired)
             self.gap_s += float((exposed * times.gap_s).sum())
             self.waiting_s += float((exposed * times.waiting_s).sum())
             self.ops += times.ops
@@ -269,7 +271,7 @@ def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classe
     layout, passes = share.batch.layouts[0], share.batch.program.passes
     parts_of_class: dict[int, tuple[PassPart, ...]] = {}
     for times, paired, runs_of_kinds in share.passes:
-        exposed = times.shown(paired)
+        exposed = times.exposed_share(paired)
         for kind, classes, _ in runs_of_kinds:
             # Blocks of a kind of pass are alike in all of its classes, but for being recomputed in full.
             part_of_block: dict[tuple[int, bool], PassPart] = {}

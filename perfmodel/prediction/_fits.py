@@ -195,19 +195,19 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
 
 
 def fit_reasons(
-    memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"], worst: int
+    memory: Sequence[StageMemory], usable_bytes: Float[np.ndarray, " ranks"], fullest_rank: int
 ) -> tuple[str, ...]:
     """Reason why a layout does not fit: the fullest rank, its largest part, and a remedy.
 
     Args:
         usable_bytes: of every rank.
-        worst: the rank that fits least.
+        fullest_rank: the rank that fits least.
     """
-    usable = usable_bytes[worst]
-    by_category = {name: n_bytes for name, n_bytes in memory[worst].to_dict().items() if name != "peak"}
+    usable = usable_bytes[fullest_rank]
+    by_category = {name: n_bytes for name, n_bytes in memory[fullest_rank].to_dict().items() if name != "peak"}
     largest = max(by_category, key=by_category.__getitem__)
     return (
-        f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB "
+        f"out of memory: pipeline rank {fullest_rank} needs {memory[fullest_rank].peak / GIB:.1f} GiB "
         f"of {usable / GIB:.1f} GiB usable; "
         f"{largest} take {by_category[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
     )

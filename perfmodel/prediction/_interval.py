@@ -95,11 +95,11 @@ def _given_runs(
 
 def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
     """Standard deviations from events whose own intervals are wider than those of the runs' events."""
-    seen = dict(adjustment.half_width)
+    half_widths = dict(adjustment.half_width)
     share: dict[str, float] = {}
     for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
         name = factors_of(op)[1]
-        beyond = max(0.0, half**2 - seen.get(name, 0.0) ** 2) ** 0.5
+        beyond = max(0.0, half**2 - half_widths.get(name, 0.0) ** 2) ** 0.5
         share[name] = share.get(name, 0.0) + seconds * beyond / step_s
     return [(name, value / GAUSS_90) for name, value in share.items()]
 

@@ -76,10 +76,10 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
     end = _walk(passes, sends, s, code, leave, _down(s), path[: s.devices])
 
     # Where that way ends, the rank there still has its remaining passes before it.
-    moved = np.flatnonzero(end != leave)
-    stretch = np.zeros_like(passes[: len(moved)])
-    _add_stretches(stretch, s, code, end[moved] + 1, last[s.device[end[moved]]])
-    passes[moved] += stretch
+    changed_lanes = np.flatnonzero(end != leave)
+    stretch = np.zeros_like(passes[: len(changed_lanes)])
+    _add_stretches(stretch, s, code, end[changed_lanes] + 1, last[s.device[end[changed_lanes]]])
+    passes[changed_lanes] += stretch
     return Paths(passes.reshape(*shape, 3), sends, variants.table, np.zeros((*shape, 3)), np.zeros(shape[0]))
 
 
@@ -98,16 +98,16 @@ def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     return replace(paths, cycle=np.full(len(round_trip), steps // 2, float))
 
 
-def joined(paths: Paths, more: Paths) -> Paths:
+def joined(paths: Paths, other: Paths) -> Paths:
     """The paths of both if they distinguish the same variants, else those of the first."""
-    if not np.array_equal(paths.variants, more.variants):
+    if not np.array_equal(paths.variants, other.variants):
         return paths
     return replace(
         paths,
-        passes=np.concatenate([paths.passes, more.passes]),
-        sends=np.concatenate([paths.sends, more.sends]),
-        transit=np.concatenate([paths.transit, more.transit]),
-        cycle=np.concatenate([paths.cycle, more.cycle]),
+        passes=np.concatenate([paths.passes, other.passes]),
+        sends=np.concatenate([paths.sends, other.sends]),
+        transit=np.concatenate([paths.transit, other.transit]),
+        cycle=np.concatenate([paths.cycle, other.cycle]),
     )
 
 

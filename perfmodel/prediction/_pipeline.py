@@ -105,10 +105,10 @@ def summarise(
 
     # The fullest rank: bytes are sums of what ranks hold with weights that are not known yet, but not negative. A rank
     # that holds no more than another of anything is never fuller, however many layers are recomputed in full.
-    most = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
+    most_layers = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
     on_rank = counts[live.stage].sum(axis=1)
     features = [on_rank, on_rank * live.versions[:, None]]
-    for n in range(most + 1):
+    for n in range(most_layers + 1):
         full = leading_layers(counts, layers, np.array([n]))
         for part in (full, counts - full):
             features.append((part[live.stage] * live.activations[..., None]).sum(axis=1))

@@ -256,8 +256,8 @@ class Prediction:
         """
         timeline = self.kept_timeline
         static = np.array([stage.peak - stage.activations for stage in self.memory_per_stage])
-        taken = np.array([0.0, *self.memory_account.saved_bytes_per_stage])
-        return memory(timeline, taken, static)
+        taken_bytes = np.array([0.0, *self.memory_account.saved_bytes_per_stage])
+        return memory(timeline, taken_bytes, static)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""
@@ -305,7 +305,7 @@ class Prediction:
         return printed_text(lambda console: print_prediction(console, self))
 
     def _repr_html_(self) -> str:
-        shown = ""
+        body = ""
         if self.timeline is not None:
-            shown = timeline_frame(self.timeline, self.memory_over_time(), self.memory_capacity_bytes)
-        return prediction_html(self.to_dict(), shown)
+            body = timeline_frame(self.timeline, self.memory_over_time(), self.memory_capacity_bytes)
+        return prediction_html(self.to_dict(), body)

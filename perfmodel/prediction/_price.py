@@ -196,14 +196,14 @@ def _sustained_share(problem: StepProblem) -> float:
     passes = PASSED if job.mode == "train" else [Phase.FORWARD]
     counts = np.array(blocks.repeats, float) @ blocks.counts[:, passes].sum(axis=1)
     ops: list[KernelOp] = []
-    often: list[float] = []
+    op_counts: list[float] = []
     for op, count in zip(blocks.ops, counts.tolist(), strict=True):
         if isinstance(op, KernelOp) and count > 0:
             ops.append(op)
-            often.append(count)
+            op_counts.append(count)
     alone = times_alone(problem, ops)
     alone = kernels_of_framework(problem, ops, alone)
-    return sustained_share(device, ops, np.array(often), alone.time_s)
+    return sustained_share(device, ops, np.array(op_counts), alone.time_s)
 
 
 def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
@@ -261,6 +261,6 @@ def slowdown_of_runs(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarra
     if problem.adjustment is None:
         return slowdown
     times = EventTimes.of_rows(event_prices(problem.unadjusted, ops))
-    moved = moved_by_runs(problem, ops, times)
+    corrected = moved_by_runs(problem, ops, times)
     takes_time = np.array([not isinstance(op, Collective) for op in ops], bool) & (times.time_s > 0)
-    return np.divide(moved.time_s, times.time_s, out=slowdown, where=takes_time)
+    return np.divide(corrected.time_s, times.time_s, out=slowdown, where=takes_time)

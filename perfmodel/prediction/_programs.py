@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._problem import Setting, session_cached, store_of
-from perfmodel.prediction._step_costs import Overlap, beside_passes
+from perfmodel.prediction._step_costs import Overlap, overlap_of_passes
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.prediction.phases import PASS_KINDS, PassClasses, Variant, in_classes
 from perfmodel.program import N_STREAMS, GradReduce, Kind, ProgramSpec, Stream, Structure, build
@@ -48,15 +48,15 @@ def program_spec(setting: Setting, layout: Layout, layers: int) -> ProgramSpec:
     """
     job = setting.job
     training = job.mode == "train"
-    plain = ProgramSpec(schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
-    scheduler, replicas = plain.scheduler, plain.replicas
+    base_spec = ProgramSpec(schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
+    scheduler, replicas = base_spec.scheduler, base_spec.replicas
     replicated = layout.replicated or replicas > 1
     gathers = layout.zero == 3 and (replicated or layout.offload_states == "weights")
     is_reduced_each_time = reduces_every_micro_batch(layout.zero, layout.pp > 1, replicas, job)
 
     # Segments are the same whatever overlaps and is sharded, so that overlap only takes waits away and ZeRO 3 only adds
     # to ZeRO 1.
-    segments = segments_of(layers, plain.n_stages) if replicated or gathers else 1
+    segments = segments_of(layers, base_spec.n_stages) if replicated or gathers else 1
 
     grad_reduce = gather = "none"
     if training and replicated:
@@ -264,12 +264,12 @@ class PartitionedProgram:
         return PassClasses(blocks=blocks, full=recomputed_in_full, of_variant=of_variant)
 
     @cached_property
-    def beside(self) -> Overlap:
+    def overlap(self) -> Overlap:
         """The reductions and gathers that overlap with passes."""
-        return beside_passes(self.spec, self.structure)
+        return overlap_of_passes(self.spec, self.structure)
 
     @cached_property
-    def alike(self) -> "PartitionedProgram":
+    def canonical(self) -> "PartitionedProgram":
         """A canonical program for all programs that differ only in the number of micro-batches and therefore have equal
         class durations."""
         structure = self.structure
@@ -279,14 +279,14 @@ class PartitionedProgram:
             structure.class_segment,
             structure.class_variant,
             structure.variants,
-            *self.beside,
+            *self.overlap,
         )
         contents = [array.tobytes() for array in arrays]
         key = replace(self.spec, micro_batches=1), self.division, *contents
         return store_of(self.setting).get_or_compute((PartitionedProgram, key), lambda: self)
 
     @cached_property
-    def between(self) -> "PartitionedProgram":
+    def without_recompute(self) -> "PartitionedProgram":
         """The program without recomputation, used as a key because recomputation changes no event between blocks."""
         return divided(self.setting, self.spec, self.division._replace(full_layers=None))
 
@@ -371,7 +371,7 @@ class BlocksByLayer(NamedTuple):
 
     before: Float[np.ndarray, " blocks"]
     """Before the first layer."""
-    upto: Float[np.ndarray, "layers+1 blocks"]
+    cumulative: Float[np.ndarray, "layers+1 blocks"]
     """Blocks of the layers (each with the blocks attached to it) before every cut, from none to all."""
     after: Float[np.ndarray, " blocks"]
     """After the last layer."""
@@ -383,9 +383,9 @@ def by_layer(blocks: Sequence[tuple[BlockOps, int]]) -> BlocksByLayer:
     one_hot = np.eye(len(blocks))[order]
     layers = np.flatnonzero(np.array([block.is_layer for block, _ in blocks], bool)[order])
     end = layers[-1] + 1
-    upto = np.zeros((len(layers) + 1, len(blocks)))
-    upto[1:] = np.add.reduceat(one_hot[:end], layers, axis=0).cumsum(axis=0)
-    return BlocksByLayer(one_hot[: layers[0]].sum(axis=0), upto, one_hot[end:].sum(axis=0))
+    cumulative = np.zeros((len(layers) + 1, len(blocks)))
+    cumulative[1:] = np.add.reduceat(one_hot[:end], layers, axis=0).cumsum(axis=0)
+    return BlocksByLayer(one_hot[: layers[0]].sum(axis=0), cumulative, one_hot[end:].sum(axis=0))
 
 
 def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:

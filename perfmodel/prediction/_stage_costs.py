@@ -70,8 +70,8 @@ def stage_costs(
         )
 
     # Blocks between any two cuts; embedding and head come on top of the first and the last stage.
-    before, upto, after = by_layer(layout_batch.tables[0].pairs)
-    blocks = np.repeat((upto[None, :] - upto[:, None])[None], layout_batch.spec.stages, axis=0)
+    before, cumulative, after = by_layer(layout_batch.tables[0].pairs)
+    blocks = np.repeat((cumulative[None, :] - cumulative[:, None])[None], layout_batch.spec.stages, axis=0)
     blocks[0] += before
     blocks[-1] += after
 
@@ -81,8 +81,8 @@ def stage_costs(
 
     # The first layers of a stage are those recomputed in full: what they take is a difference of cumulated seconds.
     block_s = pass_s(problem, layout_batch)
-    recomputed_s = upto @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
-    start = np.arange(len(upto))[:, None]
+    recomputed_s = cumulative @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
+    start = np.arange(len(cumulative))[:, None]
     extra_s = recomputed_s[start + full] - recomputed_s[start]
     backward_s = 0.0
     if problem.job.mode == "train":
@@ -104,8 +104,8 @@ def one_stage_per_rank(layout_batch: LayoutBatch) -> bool:
 def _possible(layout_batch: LayoutBatch) -> np.ndarray:
     """Mark the stages that a pipeline may have: none is empty (the ends may hold only an embedding or head), the first
     starts the model and the last ends it."""
-    before, upto, after = by_layer(layout_batch.tables[0].pairs)
-    cuts = len(upto)
+    before, cumulative, after = by_layer(layout_batch.tables[0].pairs)
+    cuts = len(cumulative)
     start, end = np.arange(cuts)[:, None], np.arange(cuts)
     possible = np.repeat((start < end)[None], layout_batch.spec.stages, axis=0)
     possible[0] |= (start == end) & before.any()
@@ -124,11 +124,11 @@ def _full_layers(
     full = np.zeros(fits.shape, int)
     if not recomputes or fits.all():
         return full, fits
-    upto = by_layer(layout_batch.tables[0].pairs).upto
+    cumulative = by_layer(layout_batch.tables[0].pairs).cumulative
     blocks = layout_batch.bytes
 
     # Bytes per micro-batch that the layers before each cut free if they are recomputed in full.
-    freed = np.append(0.0, np.cumsum(np.diff(upto, axis=0) @ (blocks.kept_bytes - blocks.kept_full_bytes)[0]))
+    freed = np.append(0.0, np.cumsum(np.diff(cumulative, axis=0) @ (blocks.kept_bytes - blocks.kept_full_bytes)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
 
     # Start from all layers recomputed, and let the last ones of the stage keep what memory has room for.
@@ -143,18 +143,18 @@ def _full_layers(
 def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfStages:
     """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
     table, spec = layout_batch.tables[0], layout_batch.spec
-    before, upto, after = by_layer(table.pairs)
+    before, cumulative, after = by_layer(table.pairs)
     # Where the segments of a stage of n layers begin and end.
-    bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(upto))], axis=1)
+    bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(cumulative))], axis=1)
     live, blocks = program_live(problem.setting, spec), layout_batch.bytes
-    out = np.full((spec.stages, len(upto), len(upto)), np.inf)
+    peak_bytes = np.full((spec.stages, len(cumulative), len(cumulative)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
     for stage, possible in enumerate(_possible(layout_batch)):
         # Stages in between hold the same blocks, but keep other numbers of micro-batches alive.
         if memory is None or stage in (1, spec.stages - 1):
             start, end = np.nonzero(possible)
-            counts = np.diff(upto[start[:, None] + bounds[end - start]], axis=1)
-            again = counts * [block.is_layer * full for block in table.blocks]
+            counts = np.diff(cumulative[start[:, None] + bounds[end - start]], axis=1)
+            recomputed = counts * [block.is_layer * full for block in table.blocks]
             if stage == 0:
                 counts[:, 0] += before
             if stage == spec.stages - 1:
@@ -164,16 +164,16 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
             single = np.ones(len(start), int)
             number = np.cumsum(single)[:, None] - 1
             alone = LiveState(number, single[:, None], single, single, spec.replicas, split=False)
-            ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
+            ranks = RankBlocks.of(counts.sum(axis=1), recomputed.sum(axis=1), alone)
             memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts, problem.job), problem.setting)
-        out[stage, start, end] = (
+        peak_bytes[stage, start, end] = (
             memory.weights[0] * live.versions[stage]
             + memory.gradients[0]
             + memory.optimizer[0]
             + memory.activations[0] * live.activations[stage, 0]
             + memory.buffers[0]
         )
-    return out
+    return peak_bytes
 
 
 def _sends_s(
@@ -181,24 +181,24 @@ def _sends_s(
 ) -> Float[np.ndarray, "stages cuts"]:
     """Seconds of the transfers of both directions, by the block that a stage ends with."""
     spec, layout, table = layout_batch.spec, layout_batch.layouts[0], layout_batch.tables[0]
-    before, upto, _ = by_layer(table.pairs)
-    out = np.zeros((spec.stages, len(upto)))
+    before, cumulative, _ = by_layer(table.pairs)
+    sends_s = np.zeros((spec.stages, len(cumulative)))
     if spec.stages == 1:
-        return out
+        return sends_s
     sent = transfers(layout, table.blocks, 1.0, problem.job, problem.cluster)
     seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
     tier = hops(spec, layout_batch.program.counts, layout, problem.cluster).tier
     ends = []
-    for blocks in (before, *np.diff(upto, axis=0)):
+    for blocks in (before, *np.diff(cumulative, axis=0)):
         ends.append(int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0)
     if link is not None:
         # The next stage may lie on this kind of nodes, at any distance that occurs, or on another one.
         tiers = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))
         leaving = [across(op, link.cluster) for op in np.array(sent.ops, object)[sent.send[ends, 0]].tolist()]
         least_s = np.minimum(seconds[ends][:, tiers].min(axis=1), priced_events(link, leaving).time_s)
-        out[:-1] = least_s * (1 if spec.is_forward_only else 2)
-        return out
-    out[:-1] = seconds[ends][:, tier[0, :-1]].T
+        sends_s[:-1] = least_s * (1 if spec.is_forward_only else 2)
+        return sends_s
+    sends_s[:-1] = seconds[ends][:, tier[0, :-1]].T
     if not spec.is_forward_only:
-        out[:-1] += seconds[ends][:, tier[1, 1:]].T
-    return out
+        sends_s[:-1] += seconds[ends][:, tier[1, 1:]].T
+    return sends_s

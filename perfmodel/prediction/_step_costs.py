@@ -39,7 +39,7 @@ class Overlap(NamedTuple):
     """Classes of passes that overlap with a reduction or gather, each once."""
 
 
-def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
+def overlap_of_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
     """Find the reductions and gathers that overlap with passes, and these passes."""
     # Only what the program overlaps with passes.
     serial = spec.param_gather == "layer_serial"
@@ -64,30 +64,30 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
             passes = tuple(phase for phase in passes if phase == Kind.BACKWARD_WEIGHT)
         neighbour = segment[comm] + step
         is_beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == neighbour) & (neighbour >= 0)
-        beside = np.flatnonzero(is_beside).tolist()
-        if not beside:
+        overlapping = np.flatnonzero(is_beside).tolist()
+        if not overlapping:
             continue
-        comms += [comm] * len(beside)
-        passes_beside += beside
-        shares += [float(occurrences[comm] / occurrences[beside].sum())] * len(beside)
+        comms += [comm] * len(overlapping)
+        passes_beside += overlapping
+        shares += [float(occurrences[comm] / occurrences[overlapping].sum())] * len(overlapping)
     slowed, place = np.unique(np.array(passes_beside, int), return_inverse=True)
     return Overlap(np.array(comms, int), place, np.array(shares), slowed)
 
 
 def slowed_s(
-    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Overlap
+    durations: Float[np.ndarray, "*lanes classes"], loss: float, overlap: Overlap
 ) -> Float[np.ndarray, "*lanes slowed"]:
-    """Seconds by which the passes of `beside.slowed` become longer.
+    """Seconds by which the passes of `overlap.slowed` become longer.
 
     Args:
         durations: seconds of every class, passes as they are alone.
-        loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
+        loss: share of the time of communication by which passes beside it run longer (`overlap_loss`).
     """
     xp = durations.__array_namespace__()
-    beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
+    overlapped_s = summed(overlap.place, overlap.share * durations[..., overlap.comm], len(overlap.slowed))
     # A pass of length t is slowed for no longer than it runs: x = t + loss x, or x = t / (1 - loss).
-    most_s = durations[..., beside.slowed] / max(1 - loss, 1e-300)
-    return loss * xp.minimum(beside_s, most_s)
+    most_s = durations[..., overlap.slowed] / max(1 - loss, 1e-300)
+    return loss * xp.minimum(overlapped_s, most_s)
 
 
 def with_step_costs(
@@ -96,7 +96,7 @@ def with_step_costs(
     loss: float,
     scale: Float[np.ndarray, "lanes #classes"],
     optimizer: Int[np.ndarray, " some"],
-    beside: Overlap,
+    overlap: Overlap,
 ) -> Float[np.ndarray, "lanes classes"]:
     """Add all costs of a real step to durations.
 
@@ -108,11 +108,13 @@ def with_step_costs(
         scale: factors of stragglers and of what like runs showed.
         optimizer: classes of the optimizer's steps.
     """
-    out = durations * scale
-    if len(beside.slowed):
-        longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
-        out = _replaced(out, beside.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, beside.slowed]))
-    return _replaced(out, optimizer, out[:, optimizer] + overhead_s)
+    lengthened_s = durations * scale
+    if len(overlap.slowed):
+        longer_s = durations[:, overlap.slowed] + slowed_s(durations, loss, overlap)
+        lengthened_s = _replaced(
+            lengthened_s, overlap.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, overlap.slowed])
+        )
+    return _replaced(lengthened_s, optimizer, lengthened_s[:, optimizer] + overhead_s)
 
 
 def _replaced(
@@ -125,7 +127,7 @@ def _replaced(
     return seconds
 
 
-def beside_loss(problem: StepProblem) -> float:
+def overlap_loss(problem: StepProblem) -> float:
     """Slowdown of passes, as a share of the time of overlapped reductions and gathers."""
     channels_share = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
     return min(1.0, problem.adjusted_framework.communication.dp_overlap_loss + channels_share)

@@ -430,8 +430,8 @@ def host_block_s(
     copy_s = setting.framework.host.partition_copy_s
     gather_s = stored * seconds.gather + gathered * copy_s
     reduce_s = trained * seconds.reduce + reduced * copy_s
-    again = gathered_again(blocks, pipelined, setting.job, reuse_params(layout, setting.framework))
-    return np.stack([gather_s, gather_s * (1 + again), reduce_s, trained * seconds.update])
+    regathered = gathered_again(blocks, pipelined, setting.job, reuse_params(layout, setting.framework))
+    return np.stack([gather_s, gather_s * (1 + regathered), reduce_s, trained * seconds.update])
 
 
 def _partition_copies(

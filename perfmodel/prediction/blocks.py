@@ -100,10 +100,10 @@ class ShardBlocks:
         """Return the blocks with only a share of the casts launched as kernels."""
         cast = np.array([is_cast(op) for op in self.ops], bool)
         launched = np.where(cast, self.launched * share, self.launched)
-        further = []
+        further_launches = []
         for op, cast_share in zip(self.ops, share.tolist(), strict=True):
-            further.append(_further_launches(op, job, cast_share))
-        return replace(self, launched=launched, further_launches=np.array(further))
+            further_launches.append(_further_launches(op, job, cast_share))
+        return replace(self, launched=launched, further_launches=np.array(further_launches))
 
     @property
     def alone(self) -> "ShardBlocks":

@@ -16,7 +16,7 @@ from perfmodel.prediction._interval import joint_of, shared_errors
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._programs import Prepared, by_layer, program_live, segment_sizes, stage_blocks
 from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
-from perfmodel.prediction._step_costs import Overlap, beside_loss, layout_coordinates, slowed_s
+from perfmodel.prediction._step_costs import Overlap, layout_coordinates, overlap_loss, slowed_s
 from perfmodel.prediction.blocks import shard_blocks
 from perfmodel.prediction.phases import Phase
 from perfmodel.prediction.placement import Placement, placement_on_network, rank_strides

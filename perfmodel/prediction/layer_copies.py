@@ -45,13 +45,13 @@ class LayerCopies(NamedTuple):
         Raises:
             LayoutError: there are no more layers than that.
         """
-        upto = by_layer(blocks.pairs).upto
-        ends = window_ends(len(upto) - 1, offloaded)
+        cumulative = by_layer(blocks.pairs).cumulative
+        ends = window_ends(len(cumulative) - 1, offloaded)
         # The first copy begins when its own layer, the first one, has run; every other where the one before it ended.
         begins = np.append(0, ends)[:-1]
         return cls(
-            moved=np.diff(upto[: offloaded + 1], axis=0),
-            beside=upto[ends + 1] - upto[begins + 1],
+            moved=np.diff(cumulative[: offloaded + 1], axis=0),
+            beside=cumulative[ends + 1] - cumulative[begins + 1],
             forward_at=ends,
             backward_at=begins,
         )
@@ -68,8 +68,8 @@ class LayerCopies(NamedTuple):
         """
         xp = block_s.__array_namespace__()
         copy_s = self.moved @ bytes_of_block / bytes_per_s
-        beside_s = self.beside @ block_s
-        return xp.maximum(copy_s - beside_s, 0.0)
+        overlapped_s = self.beside @ block_s
+        return xp.maximum(copy_s - overlapped_s, 0.0)
 
 
 class CopyClasses(NamedTuple):
@@ -122,8 +122,8 @@ def window_ends(layers: int, offloaded: int) -> Int[np.ndarray, " offloaded"]:
         LayoutError: see `check_offloaded_layers`.
     """
     check_offloaded_layers(layers, offloaded)
-    each, longer = divmod(layers, max(offloaded, 1))
-    return np.cumsum(each + (np.arange(offloaded) < longer)) - 1
+    layers_per_window, longer = divmod(layers, max(offloaded, 1))
+    return np.cumsum(layers_per_window + (np.arange(offloaded) < longer)) - 1
 
 
 def offloads_layers(problem: StepProblem, layout: Layout) -> bool:

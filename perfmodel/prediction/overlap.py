@@ -153,15 +153,15 @@ class PhaseTimes:
 
         # While compute of one pass and collectives of the other run, the collectives hold some of the multiprocessors.
         pair_slowed_s = sm_share * xp.minimum(compute_s, collective_s)
-        shown_s = xp.maximum(collective_s - compute_s, 0.0)
+        exposed_s = xp.maximum(collective_s - compute_s, 0.0)
 
         # The host issues a phase while the device works on what was issued, unless it waits for every kernel.
-        meanwhile_s = xp.where(self.events.waits, self.between_s, compute_s + shown_s + pair_slowed_s)
+        meanwhile_s = xp.where(self.events.waits, self.between_s, compute_s + exposed_s + pair_slowed_s)
         issued_late_s = xp.maximum(self.issuing_s - meanwhile_s, 0.0)
-        phase_s = compute_s + shown_s + pair_slowed_s + issued_late_s
-        return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
+        phase_s = compute_s + exposed_s + pair_slowed_s + issued_late_s
+        return PairedPhases(phase_s, exposed_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
 
-    def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
+    def exposed_share(self, paired: bool) -> Float[Any, "blocks phases"]:
         """Exposed share of every phase: 1, or for a pass that overlaps with another one the share that `paired`
         leaves."""
         if not paired:
@@ -192,17 +192,17 @@ def time_phases(
     # Beside the collectives of a phase run its own kernels. In backward also those of the weight gradients, which are
     # issued with the input gradients and have no collectives of their own.
     weights_s = kernels_s[:, Phase.BACKWARD_WEIGHT]
-    beside_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]
+    overlappable_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]
 
     # A device that waits for its host in weight gradients leaves collectives time as well.
     idle_s = xp.maximum(gaps_s, issuing_s - kernels_s.sum(axis=2))[:, Phase.BACKWARD_WEIGHT]
-    free_s = beside_s.sum(axis=2) + _IN_BACKWARD * idle_s[:, None]
-    hidden = _hidden(events, time_s, beside_s, free_s)
+    free_s = overlappable_s.sum(axis=2) + _IN_BACKWARD * idle_s[:, None]
+    hidden = _hidden(events, time_s, overlappable_s, free_s)
     exposed = 1 - hidden * (1 - events.lost_in_ring)
 
     # A hidden collective holds multiprocessors, unless copy engines drive its ring steps. Kernels beside it run longer,
     # but what is hidden costs together no more than it would by itself.
-    lost = _over(beside_s @ events.lost, free_s)
+    lost = _over(overlappable_s @ events.lost, free_s)
     synchronising = ~events.overlappable & ~events.beside_attention
     slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
     slowing = xp.minimum(slowing, 1 - exposed)
@@ -216,7 +216,7 @@ def time_phases(
     # Hosts add a time for each collective. Devices of one kind differ in speed, so that ranks are the further apart the
     # longer they computed since they last met: all collectives of a phase together wait for a share of its kernels,
     # however many they are. Short kernels between many collectives do not make ranks wait long.
-    computed_s = beside_s.sum(axis=2)
+    computed_s = overlappable_s.sum(axis=2)
     waiting_s = events.arrival_spread_s * lateness + events.kernel_spread * computed_s * _over(lateness, meetings)
     return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
 
@@ -224,13 +224,13 @@ def time_phases(
 def _hidden(
     events: BlockEvents,
     time_s: Float[Any, " ops"],
-    beside_s: Float[Any, "blocks phases ops"],
+    overlappable_s: Float[Any, "blocks phases ops"],
     free_s: Float[Any, "blocks phases"],
 ) -> Float[Any, "blocks phases ops"]:
     """Share of each event's time, in every phase of every block, that is hidden behind concurrent kernels.
 
     Args:
-        beside_s: seconds of the kernels beside the collectives of a phase.
+        overlappable_s: seconds of the kernels beside the collectives of a phase.
         free_s: seconds of all of these, with those that the device waits for the host in weight gradients.
     """
     xp = time_s.__array_namespace__()
@@ -240,7 +240,7 @@ def _hidden(
     # Context parallelism's collectives hide behind attention alone. An overlappable one is independent of the kernels
     # of its phase and hides as far as these last: hidden = min(1, compute / communication). Ring steps of tensor
     # parallelism depend on the products beside them, which limits their share (`_ring_shares`).
-    attention_s = (beside_s * events.attention).sum(axis=2)
+    attention_s = (overlappable_s * events.attention).sum(axis=2)
     groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
     # Kinds of which there are none are left out. JAX's traced arrays cannot be asked.
     groups = [group for group in groups if not isinstance(group[0], np.ndarray) or group[0].any()]
@@ -249,9 +249,9 @@ def _hidden(
 
     # No kernel hides two collectives at once: each kind, in this order, hides behind what the ones before it leave, so
     # that longer kernels never make a phase shorter.
-    for is_of_group, behind_s, most in groups:
+    for is_of_group, behind_s, most_hidden in groups:
         comm_s = (seconds * is_of_group).sum(axis=2)
-        share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
+        share = xp.minimum(most_hidden, _over(xp.minimum(behind_s, free_s), comm_s))
         hidden = xp.where(is_of_group, share[:, :, None], hidden)
         free_s = xp.maximum(free_s - share * comm_s, 0.0)
     return hidden
@@ -272,13 +272,13 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     # wide product does nothing for the sum after a narrow one.
     by_length = xp.argsort(-time_s * events.ring_product)
     ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
-    taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
+    in_rings = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
     hidden_of_pair = xp.minimum(1.0, _over(time_s[by_length], each_s))
 
     # Outside layers nothing is cut: Megatron-Core's output layer is its own `ColumnParallelLinear`, not Transformer
     # Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
-    most = (1 - 1 / events.ring_steps) * events.layers[:, None]
-    return most * _over((taken * hidden_of_pair).sum(axis=2), n[:, :, 0])
+    most_in_rings = (1 - 1 / events.ring_steps) * events.layers[:, None]
+    return most_in_rings * _over((in_rings * hidden_of_pair).sum(axis=2), n[:, :, 0])
 
 
 def _over(part: Any, total: Any) -> Any:

@@ -192,14 +192,16 @@ def passes_s(
         weights, runs, full: see `PassClasses`; None where no block is recomputed in full against its lane's mode.
         modes: recompute of every lane, for all blocks but those of `full`.
     """
-    out = None
+    durations_s = None
     # Each class is of one variant and weighs nothing in the others, so that their products add up.
     for variant, seconds in phase_s.items():
         of_variant = passed_s(seconds, modes).reshape(len(seconds), -1) @ weights[variant]
-        out = of_variant if out is None else out + of_variant
+        durations_s = of_variant if durations_s is None else durations_s + of_variant
         if full is not None:
-            out = out + (full_recompute_s(seconds, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
-    return out
+            durations_s = (
+                durations_s + (full_recompute_s(seconds, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
+            )
+    return durations_s
 
 
 def in_classes(

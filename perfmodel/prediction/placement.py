@@ -136,9 +136,9 @@ class Placement:
         leaves_node = size > per_node
 
         # All groups of the dimension communicate at once: those whose ranks share a node share its links.
-        beside = max(1, node // per_node) if leaves_node else 1
+        concurrent = max(1, node // per_node) if leaves_node else 1
         interleaved = 1 if leaves_node or size == 1 else interleaved_groups(size, reach)
-        return Network(size, per_node, cluster.level_of(reach), beside, interleaved)
+        return Network(size, per_node, cluster.level_of(reach), concurrent, interleaved)
 
     def collective(self, kind: str, n_bytes: float, dtype: str, cluster: Cluster) -> Collective:
         """The event of this group's collective on `cluster`."""
@@ -150,8 +150,8 @@ def placement_on_network(layout: Layout, cluster: Cluster) -> tuple[object, ...]
     groups: tuple[Group, ...] = (*BLOCK_GROUPS, "dp", "expert_dp")
     places = [Placement.of(group, layout) for group in groups]
     # Bidirectional pipelines join replicas on ranks that lie half a pipeline apart.
-    joined = [place.times(2, layout) for place in places[-2:]] if layout.pp % 2 == 0 else []
-    networks = [place.on_network(cluster) for place in (*places, *joined)]
+    two_stages = [place.times(2, layout) for place in places[-2:]] if layout.pp % 2 == 0 else []
+    networks = [place.on_network(cluster) for place in (*places, *two_stages)]
 
     # Which transfers around the pipeline leave a group of devices, by network level.
     rank = np.arange(layout.pp) * rank_strides(layout)["pp"]
@@ -193,26 +193,26 @@ def _split(axes: list[Axis], degree: int) -> tuple[list[Axis], list[Axis]]:
     inside, between = [], []
     for n, stride in axes:
         # As many ranks of this axis as divide the group's degree; the next axes give the rest.
-        part = gcd(degree, n)
-        degree //= part
-        inside.append(Axis(part, stride))
-        between.append(Axis(n // part, stride * part))
+        inside_degree = gcd(degree, n)
+        degree //= inside_degree
+        inside.append(Axis(inside_degree, stride))
+        between.append(Axis(n // inside_degree, stride * inside_degree))
     return inside, between
 
 
 def _grid(*axes: Axis) -> Placement:
     """A placement along some axes in normal form, so that equal groups compare equal."""
-    joined: list[Axis] = []
+    merged: list[Axis] = []
     for axis in axes:
         # An axis of one rank says nothing. One that continues the one before it is part of it.
         if axis.ranks == 1:
             continue
-        last = joined[-1] if joined else None
+        last = merged[-1] if merged else None
         if last is not None and last.ranks * last.stride == axis.stride:
-            joined[-1] = Axis(last.ranks * axis.ranks, last.stride)
+            merged[-1] = Axis(last.ranks * axis.ranks, last.stride)
         else:
-            joined.append(axis)
-    return Placement(tuple(joined))
+            merged.append(axis)
+    return Placement(tuple(merged))
 
 
 shorten_reprs(__name__)

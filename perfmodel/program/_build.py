@@ -139,8 +139,8 @@ def _classes(builder: StructureBuilder, *codes: Ids) -> _Classes:
 
     # Undo `StructureBuilder.class_code`.
     known = np.flatnonzero(occurs).astype(np.int32)
-    rest, segment = np.divmod(known, builder.segments + 1)
-    kind_and_variant, stage = np.divmod(rest, builder.n_stages)
+    kind_and_stage, segment = np.divmod(known, builder.segments + 1)
+    kind_and_variant, stage = np.divmod(kind_and_stage, builder.n_stages)
     kind, variant = np.divmod(kind_and_variant, len(builder.variants))
     segment = np.where(known == 0, 0, segment - 1) if builder.segments > 1 else np.zeros_like(known)
     return _Classes(number, kind, variant, stage, segment)
@@ -152,10 +152,10 @@ def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
     stream = builder.columns().stream
     destination_stream = stream[edges.destination]
     crosses = stream[edges.source] != destination_stream
-    needed = crosses | (destination_stream == NO_STREAM) | (edges.lag_code > 0)
-    if needed.all():
+    is_needed = crosses | (destination_stream == NO_STREAM) | (edges.lag_code > 0)
+    if is_needed.all():
         return edges
-    return Edges(edges.source[needed], edges.destination[needed], edges.lag_code[needed])
+    return Edges(edges.source[is_needed], edges.destination[is_needed], edges.lag_code[is_needed])
 
 
 def binary_joins(
@@ -189,15 +189,15 @@ def binary_joins(
         return position, pred, lag_code
 
     # The edges of ops with more predecessors, op by op, are the leaves of their trees.
-    many = np.flatnonzero(degree > 2)
-    k = degree[many]
+    wide = np.flatnonzero(degree > 2)
+    k = degree[wide]
     leaf_start = np.zeros(n_ops, np.int64)
-    leaf_start[many] = np.cumsum(k) - k
+    leaf_start[wide] = np.cumsum(k) - k
     leaf = np.empty(int(k.sum()), np.int64)
     leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
 
     # Inner nodes of all trees at once: each points to two children, which are joins or leaves.
-    op = np.repeat(many, k - 1)
+    op = np.repeat(wide, k - 1)
     node = np.arange(len(op)) - np.repeat(np.cumsum(k - 1) - (k - 1), k - 1)
     joins = degree[op] - 1
     for side in (0, 1):
@@ -212,17 +212,17 @@ def binary_joins(
 
 def _places(n_ops: int, added: Sequence[Edges]) -> list[Ids]:
     """Index of every edge among the edges of its destination."""
-    seen = np.zeros(n_ops, np.int64)
+    numbered = np.zeros(n_ops, np.int64)
     places = []
     for edges in added:
         # After the edges of earlier pieces. Where all destinations are distinct, none needs sorting.
         count = np.bincount(edges.destination, minlength=n_ops)
-        place = seen[edges.destination]
+        place = numbered[edges.destination]
         if count.max() > 1:
             order = np.argsort(edges.destination, kind="stable")
             sorted_destination = edges.destination[order]
             start = (np.cumsum(count) - count)[sorted_destination]
             place[order] += np.arange(len(order)) - start
-        seen += count
+        numbered += count
         places.append(place)
     return places

@@ -102,25 +102,25 @@ def add_layer_gathers(
     # nobody waits for yet do not overtake it: they queue as those of one op ahead, and start before that where
     # nothing else is to be sent.
     queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
-    beside = uses[start + np.maximum(k - queued, 0)]
-    slot = s.slot[passes.instruction[beside]]
+    queued_before = uses[start + np.maximum(k - queued, 0)]
+    slot = s.slot[passes.instruction[queued_before]]
     key = np.where(
         k < queued,
         order.place_key(slot, device, k),
-        order.key(slot, device, passes.part[beside], Around.GATHER),
+        order.key(slot, device, passes.part[queued_before], Around.GATHER),
     )
     gathers = np.empty(len(uses), np.int64)
     forward = s.phase[used_by] == Phase.FORWARD
-    for kind, which in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
-        instruction = used_by[which]
-        gathers[which] = builder.add(
+    for kind, selected in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
+        instruction = used_by[selected]
+        gathers[selected] = builder.add(
             kind,
-            device[which],
+            device[selected],
             Stream.DATA_COMM,
             s.instruction_stage[instruction],
-            segment=passes.segment[uses[which]],
+            segment=passes.segment[uses[selected]],
             micro_batch=s.micro_batch[instruction],
-            key=key[which],
+            key=key[selected],
         )
     builder.connect(gathers, uses)
 
@@ -257,44 +257,44 @@ def _meetings(stage: Ids, segment: Ids, replicas: int) -> Int[np.ndarray, "meeti
 def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder) -> None:
     """Add copies to and from host memory, on separate streams."""
     s = passes.schedule
-    moved: Offloads = offloads(s)
-    device = s.device[moved.forward]
-    stage = s.instruction_stage[moved.forward]
-    variant = passes.variants.of_transfer[moved.forward]
+    offloaded: Offloads = offloads(s)
+    device = s.device[offloaded.forward]
+    stage = s.instruction_stage[offloaded.forward]
+    variant = passes.variants.of_transfer[offloaded.forward]
 
     # A forward's activations leave as soon as it ends; the forward after next waits for that, so that at most
     # two are on their way out.
-    ended = passes.end[moved.forward]
-    out = builder.add(
+    ended = passes.end[offloaded.forward]
+    copies_out = builder.add(
         Kind.OFFLOAD,
         device,
         Stream.OFFLOAD,
         stage,
         variant=variant,
-        micro_batch=s.micro_batch[moved.forward],
+        micro_batch=s.micro_batch[offloaded.forward],
         free=stage + 1,
         key=order.key(s.slot[passes.instruction[ended]], device, passes.part[ended], Around.SEND),
     )
-    builder.connect(ended, out)
-    waits = moved.next_but_one >= 0
-    builder.connect(out[waits], passes.start[moved.next_but_one[waits]])
+    builder.connect(ended, copies_out)
+    waits = offloaded.next_but_one >= 0
+    builder.connect(copies_out[waits], passes.start[offloaded.next_but_one[waits]])
 
     # They come back while the instruction before their backward runs: not before that one can start.
-    beside = moved.backward - 1
+    overlapping = offloaded.backward - 1
     back = builder.add(
         Kind.RELOAD,
         device,
         Stream.RELOAD,
         stage,
         variant=variant,
-        micro_batch=s.micro_batch[moved.forward],
+        micro_batch=s.micro_batch[offloaded.forward],
         alloc=stage + 1,
-        key=order.key(s.slot[beside], device, 0, Around.GATHER),
+        key=order.key(s.slot[overlapping], device, 0, Around.GATHER),
     )
-    builder.connect(out, back)
-    before_that = np.where(s.device[beside - 1] == device, passes.last[beside - 1], -1)
+    builder.connect(copies_out, back)
+    before_that = np.where(s.device[overlapping - 1] == device, passes.last[overlapping - 1], -1)
     builder.connect(before_that, back)
-    builder.connect(back, passes.start[moved.backward])
+    builder.connect(back, passes.start[offloaded.backward])
 
 
 # --- updates of weights, and the end of the step -------------------------------------------------------

@@ -42,19 +42,19 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     span = schedule.span.astype(np.int64)
     sequence_slice = schedule.micro_batch % schedule.slices
     paired = schedule.paired | np.append(False, schedule.paired[:-1])
-    beside = paired * PAIRED
+    beside_code = paired * PAIRED
     if combines and not paired.any():
-        beside = _between_others(schedule) * COMBINED
+        beside_code = _between_others(schedule) * COMBINED
 
     # Numbers that sort in the order of the table's rows; the plain variant (1, 0, 0) is the smallest.
     ways = 1 + max(PAIRED, COMBINED)
     per_span = schedule.slices * ways
-    of_pass = span * per_span + sequence_slice * ways + beside
+    of_pass = span * per_span + sequence_slice * ways + beside_code
     of_transfer = span * per_span
-    plain = per_span
+    plain_code = per_span
 
     # Of these the ones that occur, decoded again, are the table.
-    codes = np.unique(np.concatenate([[plain], of_pass, of_transfer]))
+    codes = np.unique(np.concatenate([[plain_code], of_pass, of_transfer]))
     table = np.stack([codes // per_span, codes % per_span // ways, codes % ways], axis=1)
     return Variants(
         table.astype(np.int32),

@@ -99,9 +99,11 @@ def memory(
 def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarray) -> None:
     """Raise `PerfModelError` unless the arrays fit the structure and every op with memory has a device."""
     # Memory classes count from 1, as 0 stands for none.
-    needed = int(max(structure.alloc.max(), structure.free.max())) + 1
-    if class_bytes.ndim != 1 or len(class_bytes) < needed:
-        raise PerfModelError(f"memory: class_bytes needs {needed} entries (stages + 1), got shape {class_bytes.shape}")
+    n_tables = int(max(structure.alloc.max(), structure.free.max())) + 1
+    if class_bytes.ndim != 1 or len(class_bytes) < n_tables:
+        raise PerfModelError(
+            f"memory: class_bytes needs {n_tables} entries (stages + 1), got shape {class_bytes.shape}"
+        )
     if static_bytes.shape != (structure.devices,):
         raise PerfModelError(
             f"memory: static_bytes needs one entry for each of {structure.devices} devices, "

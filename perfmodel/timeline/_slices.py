@@ -82,11 +82,11 @@ def slices(timeline: "Timeline") -> Slices:
 
     # Transfers are no ops but lags of the edge to the receiver: they begin where the sender ends and are
     # drawn on the sender's device.
-    receiver, side = np.nonzero((s.lag > 0) & (s.pred >= 0))
-    lag_class = s.lag[receiver, side]
+    receiver, side_index = np.nonzero((s.lag > 0) & (s.pred >= 0))
+    lag_class = s.lag[receiver, side_index]
     takes_time = timeline.durations_s[lag_class] > 0
-    receiver, side, lag_class = receiver[takes_time], side[takes_time], lag_class[takes_time]
-    sender = s.pred[receiver, side]
+    receiver, side_index, lag_class = receiver[takes_time], side_index[takes_time], lag_class[takes_time]
+    sender = s.pred[receiver, side_index]
 
     unsorted = Slices(
         start_s=np.concatenate([start_s[ops], end_s[sender]]),

@@ -277,7 +277,7 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
 
 def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True) -> list[Piece]:
     """The output projection of `width` elements per token, with its adapters; sinks are a logit per head."""
-    beside = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
+    adapter = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     sinks = [Piece(params=local.heads)] if model.attention.attention_sinks else []
     return [
         *sinks,
@@ -288,7 +288,7 @@ def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool 
             bias=model.block.bias or model.attention.output_bias,
             communicates=reduced,
         ),
-        *beside,
+        *adapter,
     ]
 
 
@@ -359,13 +359,13 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     names = ["scale_mask_softmax"] if fused else ["softmax"]
     if model.block.dropout:
         names.append("dropout")
-    between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
+    pointwise_piece = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
     if wide:
-        between = joined(_softmax_in_fp32(model, local, rows, seq_kv), _without_softmax(between))
+        pointwise_piece = joined(_softmax_in_fp32(model, local, rows, seq_kv), _without_softmax(pointwise_piece))
     elif not fused:
-        between = joined(_scaled_and_masked(model, local, rows, seq_kv), between)
+        pointwise_piece = joined(_scaled_and_masked(model, local, rows, seq_kv), pointwise_piece)
     if model.attention.attention_softcap:
-        between = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), between)
+        pointwise_piece = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), pointwise_piece)
 
     # Per score: the softmax's output; with dropout its mask of one byte and its output; the fp32 softmax; the
     # capped score.
@@ -375,10 +375,10 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     if model.attention.attention_softcap:
         bytes_per_score += local.act_bytes
     return Piece(
-        forward=(scores, *between.forward, context),
+        forward=(scores, *pointwise_piece.forward, context),
         backward_input=(
             replace(context, pass_="bwd"),
-            *between.backward_input,
+            *pointwise_piece.backward_input,
             replace(scores, pass_="bwd"),
         ),
         saved_bytes=float(rows) * seq_kv * bytes_per_score,

@@ -82,8 +82,8 @@ class ExpertChoice(NamedTuple):
             return parts_kept * (1 - (1 - 1 / max(1.0, parts_kept)) ** self.topk)
 
         # Groups that do not fall on parts limit nothing.
-        groups_per_part, rest = divmod(self.groups, parts)
-        if rest:
+        groups_per_part, remaining_groups = divmod(self.groups, parts)
+        if remaining_groups:
             return ExpertChoice(self.topk).reached(parts)
 
         # Several groups per part. It holds j of the kept ones with the chance of so many white balls in a draw

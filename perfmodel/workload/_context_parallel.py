@@ -176,15 +176,15 @@ def _ulysses(local: ShardSizes, attention: Attention) -> ContextPart:
     columns = attention.heads * attention.head_dim + kv_heads * (attention.head_dim + values)
 
     column_bytes = local.sequences * attention.seq_q * local.act_bytes
-    there = Comm(collective="all_to_all", bytes=float(column_bytes * columns), group="cp")
-    back = replace(there, bytes=float(column_bytes * attention.heads * values))
+    exchange = Comm(collective="all_to_all", bytes=float(column_bytes * columns), group="cp")
+    back = replace(exchange, bytes=float(column_bytes * attention.heads * values))
     kernel = replace(
         attention,
         seq_q=attention.seq_q * cp,
         heads=attention.heads // cp,
         kv_heads=max(1, attention.kv_heads // cp),
     )
-    return ContextPart(steps=(kernel,), forward_comm=(there, back), backward_comm=(back, there))
+    return ContextPart(steps=(kernel,), forward_comm=(exchange, back), backward_comm=(back, exchange))
 
 
 def _keys_and_values(local: ShardSizes, attention: Attention, share: float) -> Comm:

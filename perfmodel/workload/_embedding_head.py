@@ -232,11 +232,11 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     """Transient bytes of the head, besides the saved logits."""
     if local.job.loss.head != "vocabulary":
         return 0.0
-    seen = _seen_by_head(model, local)
+    seen_by_head = _seen_by_head(model, local)
     if _gathers_logits(local):
-        local, seen = _of_whole_vocabulary(local), _of_whole_vocabulary(seen)
+        local, seen_by_head = _of_whole_vocabulary(local), _of_whole_vocabulary(seen_by_head)
     if local.job.loss.chunked_loss:
-        return _logits_at_once(seen) * local.act_bytes
+        return _logits_at_once(seen_by_head) * local.act_bytes
 
     # A gradient that is written over the logits needs no further tensor.
     if local.job.loss.loss_with_gradient or local.job.loss.narrow_logits:
@@ -249,7 +249,7 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         width = max(width, _gradient_bytes_per_logit(local, 4))
     else:
         width = max(width, _gradient_bytes_per_logit(local, local.act_bytes))
-    return _logits_at_once(seen) * width
+    return _logits_at_once(seen_by_head) * width
 
 
 def _gathers_logits(local: ShardSizes) -> bool:

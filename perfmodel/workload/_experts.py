@@ -214,12 +214,12 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
     copies, sums = _permutation(local, routing)
     weighs = not local.job.experts.weighted_experts
     saved_bytes = float(routing.sent) * routing.hidden * local.act_bytes if weighs else 0.0
-    inner: tuple[KernelOp, ...] = ()
+    kernels: tuple[KernelOp, ...] = ()
     if multiplies_by_masks(local.job):
         # The mask of the combine has the router's weights, so that both of its product's operands have gradients.
         rows, places = local.sequences * local.seq_local, _places(local, routing)
         masks = memory(local.precision, "add", rows, places)
-        inner = (masks,)
+        kernels = (masks,)
         sums = (masks, _from_places(local, routing))
         copies = (replace(_from_places(local, routing), pass_="bwd"), masks)
         saved_bytes = float(routing.processed) * routing.hidden * local.act_bytes
@@ -231,7 +231,7 @@ def _combine(local: ShardSizes, routing: Routing) -> Piece:
         backward_comm=to_experts,
         saved_bytes=saved_bytes,
         reads_result=weighs,
-        inner_forward=inner,
+        inner_forward=kernels,
     )
 
 

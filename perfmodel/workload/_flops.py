@@ -227,17 +227,17 @@ def _head_flops(model: Transformer, job: Job, batch: float, s_out: float) -> tup
     s, h = job.tokens_per_sequence, model.hidden
 
     # The head, on all tokens or on the masked ones, once for every token predicted.
-    seen = masked_tokens(s_out) if model.head.pooler_and_mlm_head and job.loss.masked_head else s_out
+    tokens = masked_tokens(s_out) if model.head.pooler_and_mlm_head and job.loss.masked_head else s_out
     width = table_width(model)
-    vocabulary = head = 2.0 * batch * seen * width * model.vocab * (1 + model.mtp.mtp_layers)
+    vocabulary = head = 2.0 * batch * tokens * width * model.vocab * (1 + model.mtp.mtp_layers)
     if model.inputs.patches:
         head = _patch_flops(model, model.inputs.patches, batch, s)
     if job.loss.head != "vocabulary" and not model.inputs.patches:
         vocabulary, head = 0.0, batch * _label_flops(model, job, s_out)
     elif model.head.pooler_and_mlm_head:
-        head += 2.0 * batch * (seen * h * width + (h * h + 2 * h) * model.head.pooler)
+        head += 2.0 * batch * (tokens * h * width + (h * h + 2 * h) * model.head.pooler)
     elif model.inputs.narrow_embedding:
-        head += 2.0 * batch * seen * h * width
+        head += 2.0 * batch * tokens * h * width
 
     # A product that makes hidden states of embeddings counts with the head.
     if model.inputs.narrow_embedding:
@@ -312,9 +312,9 @@ def _repeated(model: Transformer, job: Job) -> int:
         repeated += letters["E"] * _moe_weights(model)
     latent = model.latent_attention
     if latent and "mla_up_proj" in modules:
-        up = latent.q_lora_rank * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-        up += latent.kv_lora_rank * (latent.qk_nope_head_dim + latent.v_head_dim)
-        repeated += (letters["*"] + letters["W"]) * model.heads * up
+        up_weights = latent.q_lora_rank * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        up_weights += latent.kv_lora_rank * (latent.qk_nope_head_dim + latent.v_head_dim)
+        repeated += (letters["*"] + letters["W"]) * model.heads * up_weights
     return repeated
 
 
@@ -405,5 +405,5 @@ def _visible_pairs(s: float, window: int) -> float:
 
 def _chunked_pairs(s: float, chunk: int) -> float:
     """Query-key pairs in chunked attention, where each query sees the earlier keys of its own chunk of this size."""
-    full_chunks, rest = divmod(s, chunk)
-    return full_chunks * _visible_pairs(chunk, 0) + _visible_pairs(rest, 0)
+    full_chunks, remainder = divmod(s, chunk)
+    return full_chunks * _visible_pairs(chunk, 0) + _visible_pairs(remainder, 0)

@@ -146,11 +146,11 @@ def _input_collectives(
     # weight does not have.
     gathered = n_bytes if in_16_bits else float(rows) * k * gathered_bytes(local.precision)
     forward = Comm(collective="all_gather", bytes=gathered, group="tp")
-    again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
+    regather = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
     scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
     if local.job.activations.keep_gathered or local.job.fine_tuning.frozen:
         return (forward,), (scatter,)
-    return (forward,), (again, scatter)
+    return (forward,), (regather, scatter)
 
 
 def row_linear(
@@ -264,7 +264,7 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     # Tensor-parallel ranks (the same `ParallelLinearAdapter`; no ring steps hide what it sends) hold columns of B.
     # Beside a column-parallel product they hold columns of A too, whose results are gathered; beside a
     # row-parallel one rows of A, whose results are summed. Backward sums what comes out of B.
-    out = local.norm_tokens if row_parallel else rows
+    rows_out = local.norm_tokens if row_parallel else rows
     columns = n // tp if row_parallel else n
     inner = rank if row_parallel else -(-rank // tp)
 
@@ -275,8 +275,8 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
     # product's input gradient added to the adapter's (Transformer Engine 2.7 pytorch/ops/fused:
     # forward_linear_scale_add.py, backward_linear_scale.py, backward_linear_add.py; none of tensor-parallel products).
     fused = local.job.kernels.operation_fuser and tp == 1
-    scaled = () if fused else (memory(precision, "mul_scalar", out, n),)
-    added = () if fused else (memory(precision, "add", out, n, 2),)
+    scaled = () if fused else (memory(precision, "mul_scalar", rows_out, n),)
+    added = () if fused else (memory(precision, "add", rows_out, n, 2),)
     gradients_added = () if fused else (memory(precision, "add", rows, k, 2),)
 
     # Results of a row-parallel product are gathered whole, of which sequence parallelism keeps a part of the rows

@@ -188,10 +188,10 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Sha
     parts_of_sequence = [(cp, "cp"), (chunks, "2*cp")]
     if sequence_parallel:
         parts_of_sequence.append((tp * cp, "tp*cp of sequence_parallel"))
-    for parts, what in parts_of_sequence:
+    for parts, description in parts_of_sequence:
         if seq_len % parts:
             raise LayoutError(
-                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})",
+                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({description})",
                 Reason.SEQUENCE,
             )
 
@@ -273,21 +273,21 @@ def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]
     return sequences, max(1, round(length / chunks)) * chunks
 
 
-def require_whole_sequence(model: Model, local: ShardSizes, what: str) -> None:
+def require_whole_sequence(model: Model, local: ShardSizes, description: str) -> None:
     """Raise `LayoutError` under context parallelism, which `what` does not support."""
     if local.shard.cp > 1:
         raise LayoutError(
-            f"{model.name}: {what} cannot be split along the sequence; use cp=1",
+            f"{model.name}: {description} cannot be split along the sequence; use cp=1",
             Reason.UNSPLIT,
             "cp",
         )
 
 
-def divide(model: Model, reason: Reason, what: str, value: int, dimension: str, degree: int) -> None:
+def divide(model: Model, reason: Reason, description: str, value: int, dimension: str, degree: int) -> None:
     """Raise `LayoutError` for `reason`, with the possible degrees, unless `degree` divides `value`."""
     if value % degree:
         fitting = ", ".join(map(str, divisors(value, most=64)))
         raise LayoutError(
-            f"{model.name}: {what} not divisible by {dimension}={degree}; choose {dimension} among {fitting}",
+            f"{model.name}: {description} not divisible by {dimension}={degree}; choose {dimension} among {fitting}",
             reason,
         )

@@ -136,14 +136,14 @@ def _(model: Transformer) -> Parameters:
 
     # A module of multi-token prediction joins two hidden states, each normed, and norms what its layer gives.
     modules = model.mtp_stack[:1] if model.mtp.mtp_repeated else model.mtp_stack
-    further = _sub_layers(model, "".join(modules))
-    joined = len(modules) * (2 * h * h + 3 * norm_params(model, h))
+    further_layers = _sub_layers(model, "".join(modules))
+    projection = len(modules) * (2 * h * h + 3 * norm_params(model, h))
     return replace(
         layers,
         embedding=embedding,
         head=head,
         norms=layers.norms + norms,
-        further_tokens=further.total + joined,
+        further_tokens=further_layers.total + projection,
     )
 
 

@@ -122,10 +122,10 @@ def mamba_weights(hidden: int, mamba: Mamba) -> int:
 
 def mamba_parameters(hidden: int, mamba: Mamba) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    beside = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads
+    further = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads
     if mamba.gated_norm:
-        beside += mamba.inner
-    return mamba_weights(hidden, mamba) + beside
+        further += mamba.inner
+    return mamba_weights(hidden, mamba) + further
 
 
 def state_space_products(mamba: Mamba) -> int:
@@ -376,8 +376,8 @@ def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) 
     if net.channel_decays:
         # Where keys are read or their gradients written, so are their decays.
         keys *= 2
-    moved = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
-    return round(act_bytes * moved)
+    elements = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
+    return round(act_bytes * elements)
 
 
 def delta_net_weights(hidden: int, net: DeltaNet) -> int:

@@ -19,7 +19,7 @@ from perfmodel.prediction import (
     step_problem,
     step_times_s,
 )
-from perfmodel.prediction.composition import Overlap, beside_loss, slowed_s, stage_costs
+from perfmodel.prediction.composition import Overlap, overlap_loss, slowed_s, stage_costs
 from perfmodel.prediction.overlap import CHANNELS_OF_STATES
 from perfmodel.prediction.phases import Phase
 from perfmodel.program import WHOLE, Kind, Structure
@@ -221,7 +221,7 @@ def test_reductions_and_gathers_run_beside_the_passes_next_to_their_segment(text
     """On the first stage alone, whose exchanges delay a step once for all of them."""
     problem = problem_of()
     batch = batch_of(problem, Layout.parse(text))
-    structure, beside = batch.program.structure, batch.program.beside
+    structure, beside = batch.program.structure, batch.program.overlap
     occurrences = np.bincount(structure.duration, minlength=structure.n_classes)
     serial = batch.spec.param_gather == "layer_serial"
     pairs: dict[tuple[int, int], float] = {}
@@ -259,7 +259,7 @@ def test_a_step_costs_slowed_passes_stragglers_and_an_overhead(text: str, conten
     framework = EAGER.replace(contends=contends, dp_overlap_loss=loss)
     costly = problem_of(framework.replace(straggling=straggling, step_overhead_s=overhead_s))
     batch = batch_of(plain, layout)
-    structure, beside = batch.program.structure, batch.program.beside
+    structure, beside = batch.program.structure, batch.program.overlap
     expected = durations(plain, batch)[0].copy()
     longer_s = slowed_s(expected[None], loss + contends * CHANNELS_OF_STATES / 108, beside)[0]
     assert longer_s.max(initial=0.0) > 0 or not (contends or loss)
@@ -271,8 +271,8 @@ def test_a_step_costs_slowed_passes_stragglers_and_an_overhead(text: str, conten
 
 
 def test_the_loss_beside_reductions_is_no_more_than_all() -> None:
-    assert beside_loss(problem_of(EAGER.replace(dp_overlap_loss=2.0))) == 1.0
-    assert beside_loss(problem_of(QUIET.replace(dp_overlap_loss=0.3))) == pytest.approx(0.3)
+    assert overlap_loss(problem_of(EAGER.replace(dp_overlap_loss=2.0))) == 1.0
+    assert overlap_loss(problem_of(QUIET.replace(dp_overlap_loss=0.3))) == pytest.approx(0.3)
     # then a pass runs on as long as what is beside it
     durations_s = np.array([[3.0, 5.0]])
     alone = Overlap(np.array([0]), np.array([0]), np.array([1.0]), np.array([1]))

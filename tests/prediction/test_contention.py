@@ -12,7 +12,7 @@ from perfmodel import catalog
 from perfmodel.ops import Gemm, MemoryBound
 from perfmodel.prediction import EAGER, Site, StepProblem, block_times, explain, step_problem, step_times_s
 from perfmodel.prediction.blocks import COLLECTIVE_CHECK_S
-from perfmodel.prediction.composition import Overlap, beside_loss, slowed_s
+from perfmodel.prediction.composition import Overlap, overlap_loss, slowed_s
 from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.prediction.overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction.phases import Phase
@@ -33,7 +33,7 @@ def test_collectives_take_24_channels_in_blocks_and_16_for_model_states() -> Non
     assert (CHANNELS, CHANNELS_OF_STATES) == (24, 16)
     for device, cluster, multiprocessors in ((H100, "dgx-h100", 132), (A100, "dgx-a100", 108)):
         assert held_share(device, EAGER) == pytest.approx(24 / multiprocessors)
-        assert beside_loss(problem_of(cluster=cluster)) == pytest.approx(16 / multiprocessors)
+        assert overlap_loss(problem_of(cluster=cluster)) == pytest.approx(16 / multiprocessors)
 
 
 def test_a_small_device_starts_fewer_channels() -> None:
@@ -133,8 +133,8 @@ def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
 
 
 def test_devices_without_multiprocessors_lose_nothing_beside_reductions() -> None:
-    assert beside_loss(problem_of(cluster="tpu-v5p-pod")) == 0.0
-    assert beside_loss(problem_of(EAGER.replace(dp_overlap_loss=0.1))) == pytest.approx(0.1 + CHANNELS_OF_STATES / 132)
+    assert overlap_loss(problem_of(cluster="tpu-v5p-pod")) == 0.0
+    assert overlap_loss(problem_of(EAGER.replace(dp_overlap_loss=0.1))) == pytest.approx(0.1 + CHANNELS_OF_STATES / 132)
 
 
 def test_gathers_over_more_nodes_slow_the_passes_no_less() -> None:

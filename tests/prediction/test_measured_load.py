@@ -15,7 +15,7 @@ from perfmodel.cost.learn.training import measured_held_shares
 from perfmodel.ops import Gemm, Op
 from perfmodel.planning.what_if import Scenario, model_in_scenario, parse_setting
 from perfmodel.prediction import StepProblem, evaluate, priced_events, step_problem
-from perfmodel.prediction.composition import beside_loss
+from perfmodel.prediction.composition import overlap_loss
 from perfmodel.prediction.overlap import held_share
 from perfmodel.prediction.sites import EAGER
 from perfmodel.spec import Job, Layout
@@ -88,7 +88,7 @@ def test_kernels_beside_collectives_slow_down_by_the_measured_share(share: float
         machine = catalog.cluster(cluster)
         device = replace(machine.device, held_share=measured_share)
         problems.append(step_problem(MODEL, replace(machine, device=device), JOB))
-    assert [beside_loss(problem) for problem in problems] == pytest.approx([share, share * more])
+    assert [overlap_loss(problem) for problem in problems] == pytest.approx([share, share * more])
     shorter, longer = (evaluate(problem, [hidden]).step_time_s[0] for problem in problems)
     assert longer >= shorter * (1 - 1e-6)
 

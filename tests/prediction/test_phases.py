@@ -267,7 +267,7 @@ def test_a_phase_lasts_as_long_as_its_events_show(framework: str, cluster: str) 
             for name, seconds in vars(paired).items():
                 assert getattr(table.paired, name)[at] == pytest.approx(seconds), f"{name} of {which}"
             shown = paired.phase_s / by_hand.phase_s if by_hand.phase_s else 0.0
-            assert (table.shown(False)[at], table.shown(True)[at]) == (1.0, pytest.approx(shown)), which
+            assert (table.exposed_share(False)[at], table.exposed_share(True)[at]) == (1.0, pytest.approx(shown)), which
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_blocks_before_a_cut_are_those_of_its_layers_with_their_riders(kinds):
     # a cut lies before the next layer, behind the last one before what ends the model
     ends = [*layers, layers[-1] + 1]
     for cut, end in enumerate(ends):
-        np.testing.assert_array_equal(found.upto[cut], counted(order[layers[0] : end]))
+        np.testing.assert_array_equal(found.cumulative[cut], counted(order[layers[0] : end]))
 
 
 @given(layers=st.integers(0, 40), segments=st.integers(1, 8))

@@ -62,8 +62,8 @@ def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
     that reads keys in place takes as long for few key heads as for many."""
     heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
     # one head of keys for eight of queries: little to copy, and of such models there are most rows
-    few = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
-    return rows.changed({"kv_heads": np.where(copied, few, kv_heads)})
+    few_heads = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
+    return rows.changed({"kv_heads": np.where(copied, few_heads, kv_heads)})
 
 
 def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
@@ -99,8 +99,8 @@ def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[R
 def log_over_served(request: PriceQuery, served: np.ndarray) -> Float64[np.ndarray, "n"]:
     """Log of the time of training kernels of forward over that of servers' kernels, for rows that are `served` [n]."""
     forward = request.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
-    usual = request.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
-    return np.where(served & forward & ~_slides(request.rows), usual + log_over_exponentials(request), 0.0)
+    log_ratio_of_die = request.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
+    return np.where(served & forward & ~_slides(request.rows), log_ratio_of_die + log_over_exponentials(request), 0.0)
 
 
 def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
@@ -277,8 +277,8 @@ def answer_method(
     if is_backward_of_attention:
         (first, *more_terms) = plan(query, kind).terms
         stack = stacks[first.stack]
-        few = not more_terms and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
-        return "near measured" if few else "itself"
+        has_few_rows = not more_terms and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
+        return "near measured" if has_few_rows else "itself"
 
     # Gradients of products: the whole by its parts or a part by the whole, whichever the device's own rows are
     # believed in, and the parts where both are.

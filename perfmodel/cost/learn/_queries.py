@@ -53,20 +53,20 @@ class Prediction(NamedTuple):
         """The answers at `index`."""
         return Prediction(*(column[index] for column in self))
 
-    def put(self, at: np.ndarray, answers: "Prediction") -> None:
+    def put(self, index: np.ndarray, answers: "Prediction") -> None:
         """Set the answers at positions."""
         for column, values in zip(self, answers, strict=True):
-            column[at] = values
+            column[index] = values
 
-    def move(self, at: np.ndarray, log_by: Float64[np.ndarray, "m"]) -> None:
+    def move(self, index: np.ndarray, log_by: Float64[np.ndarray, "m"]) -> None:
         """Increase the times at positions, together with their intervals."""
         for log in (self.log_time, self.log_low, self.log_high):
-            log[at] += log_by
+            log[index] += log_by
 
-    def at_least(self, at: np.ndarray, log_least: Float64[np.ndarray, "m"]) -> None:
+    def at_least(self, index: np.ndarray, log_least: Float64[np.ndarray, "m"]) -> None:
         """Bound the times at positions, and the ends of their intervals, from below."""
         for log in (self.log_time, self.log_low, self.log_high):
-            log[at] = np.maximum(log[at], log_least)
+            log[index] = np.maximum(log[index], log_least)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class PriceQuery:
         """Log of a time computed from each row and the figures of its device."""
         log_time = np.zeros(len(self))
         for number in np.unique(self.query).tolist():
-            at = np.flatnonzero(self.query == number)
-            log_time[at] = np.log(seconds(self.queries[number].figures, self.rows.take(at)))
+            index = np.flatnonzero(self.query == number)
+            log_time[index] = np.log(seconds(self.queries[number].figures, self.rows.take(index)))
         return log_time
 
     def combinations(self) -> tuple[list[tuple[Query, KernelKind]], np.ndarray]:
@@ -179,9 +179,9 @@ class TableQueries:
         """The rows that can be answered, with their positions, in two parts: timed without the host's launch, and with
         it."""
         for host_launch in (False, True):
-            at = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
-            if len(at):
-                yield at, PriceQuery(self.rows.take(at), self.queries, self.query[at], host_launch)
+            index = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
+            if len(index):
+                yield index, PriceQuery(self.rows.take(index), self.queries, self.query[index], host_launch)
 
 
 def table_rows(table: "pd.DataFrame", family: str) -> TableQueries:

@@ -84,25 +84,25 @@ class Regressor:
         """
         # how a row is answered follows from its device, software and kind alone: few of them for many rows
         pairs, pair_of = request.combinations()
-        ways: list[Way] = [answer_method(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
-        way_of = np.array(ways, object)[pair_of]
+        methods: list[Way] = [answer_method(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
+        method_of_row = np.array(methods, object)[pair_of]
         answers = Prediction.empty(len(request))
-        for how in dict.fromkeys(ways):
-            at = np.flatnonzero(way_of == how)
-            answers.put(at, self._by_way(how, request.take(at)))
+        for method in dict.fromkeys(methods):
+            index = np.flatnonzero(method_of_row == method)
+            answers.put(index, self._by_way(method, request.take(index)))
         return answers
 
-    def _by_way(self, how: Way, request: PriceQuery) -> Prediction:
+    def _by_way(self, method: Way, request: PriceQuery) -> Prediction:
         """Times of rows that are all answered by one method."""
-        match how:
+        match method:
             case "itself":
                 return self._by_plans(request)
             case "near measured":
                 # few shapes were timed on the device: away from them it is answered as if none was
                 answers = self._by_plans(request)
-                far = np.flatnonzero(answers.provenance > 0)
-                if far.size:
-                    answers.put(far, self._by_plans(request.take(far), direct=False))
+                far_index = np.flatnonzero(answers.provenance > 0)
+                if far_index.size:
+                    answers.put(far_index, self._by_plans(request.take(far_index), direct=False))
                 return answers
             case "by forward":
                 forward = self._by_plans(request.instead(forward_rows(request.rows)))
@@ -117,9 +117,9 @@ class Regressor:
                 # shares as on the most measured part of the die: one may grow where all times fall
                 home = self._at_home(request)
                 of_inputs, of_weights = (self._by_plans(home.instead(rows)) for rows in gradient_products(backward))
-                both = added(of_inputs, of_weights)
+                both_products = added(of_inputs, of_weights)
                 part = self._by_plans(home)
-                return scaled(self._by_plans(request.instead(backward)), part.log_time - both.log_time)
+                return scaled(self._by_plans(request.instead(backward)), part.log_time - both_products.log_time)
 
     def _at_home(self, request: PriceQuery) -> PriceQuery:
         """The rows as queries to the best measured part of each device's die (`home_of`).
@@ -147,9 +147,9 @@ class Regressor:
             # Kernels that move tensors take as long at least as their bytes stream through the memory, where nothing
             # was measured: on another die, or away from the shapes that were timed.
             elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._of_die(plan))
-            at = np.flatnonzero(elsewhere | (answers.provenance > 0))
-            if len(at):
-                answers.at_least(at, log_least(request.take(at)))
+            index = np.flatnonzero(elsewhere | (answers.provenance > 0))
+            if len(index):
+                answers.at_least(index, log_least(request.take(index)))
 
         if self.family == "gemm":
             self._leave_out_quantising(answers, request, direct)
@@ -187,12 +187,12 @@ class Regressor:
         def quantises(query: Query, kind: KernelKind, plan: Plan) -> bool:
             return kind.dtype == "fp8" and self._quantises(query, plan)
 
-        at = np.flatnonzero(self._rows_where(request, direct, quantises))
-        if len(at):
+        index = np.flatnonzero(self._rows_where(request, direct, quantises))
+        if len(index):
             # a share as on the most measured part of the die, so that no part is slower for more bandwidth
-            home = self._at_home(request.take(at))
-            there = self._as_timed(home, direct)
-            answers.move(at, log_product_share(home, there.log_time))
+            home = self._at_home(request.take(index))
+            at_home = self._as_timed(home, direct)
+            answers.move(index, log_product_share(home, at_home.log_time))
 
     def _rows_where(
         self, request: PriceQuery, direct: bool, holds: Callable[[Query, KernelKind, Plan], bool]
@@ -302,33 +302,33 @@ class Regressor:
 
         # Inside: between the smallest and the largest shape that the stack was timed on. Near: a shape in the same
         # cell of the family's axes was timed, on the stack and in the kind.
-        inside = np.all(positions >= self.params.table_low[stack] - _ROUNDING, axis=1)
-        inside &= np.all(positions <= self.params.table_high[stack] + _ROUNDING, axis=1)
+        in_table = np.all(positions >= self.params.table_low[stack] - _ROUNDING, axis=1)
+        in_table &= np.all(positions <= self.params.table_high[stack] + _ROUNDING, axis=1)
 
         cells = cell_hash(self.stacks, groups, group, positions)
         near_measured = np.zeros(len(cells), bool)
         if len(self.cells):
-            at = np.minimum(np.searchsorted(self.cells, cells), len(self.cells) - 1)
-            near_measured = self.cells[at] == cells
+            cell_index = np.minimum(np.searchsorted(self.cells, cells), len(self.cells) - 1)
+            near_measured = self.cells[cell_index] == cells
 
         direct = modes == "direct"
-        moved = np.isin(modes, ("ratio", "sibling"))
+        by_relatives = np.isin(modes, ("ratio", "sibling"))
         measured, learned, extrapolated = 0, 1, 2
-        in_reach = np.where(inside & (direct | moved), learned, extrapolated)
-        provenance = np.where(direct & inside & near_measured, measured, in_reach)
+        in_reach = np.where(in_table & (direct | by_relatives), learned, extrapolated)
+        provenance = np.where(direct & in_table & near_measured, measured, in_reach)
 
         # Offsets of the interval's ends by what was left out to learn them: shapes of the group, the largest shapes,
         # devices with near relatives, devices without.
         low = np.zeros(len(log_time))
         high = np.zeros(len(log_time))
-        in_range = direct & inside
+        in_range = direct & in_table
         for code in np.unique(group[in_range]):
             in_group = in_range & (group == code)
             quantiles = self.intervals.groups.get(groups[code], self.intervals.family)
             low[in_group], high[in_group] = quantiles.at(log_time[in_group])
         for mask, quantiles in (
-            (direct & ~inside, self.intervals.beyond),
-            (moved | (modes == "near"), self.intervals.near),
+            (direct & ~in_table, self.intervals.beyond),
+            (by_relatives | (modes == "near"), self.intervals.near),
             (modes == "far", self.intervals.far),
         ):
             if mask.any():

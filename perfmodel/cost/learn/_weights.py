@@ -228,15 +228,15 @@ def weight_files(calibration: Path | str | None) -> WeightFiles:
     folder = shipped_folder() if calibration is None else weights_folder(calibration)
     if folder == shipped_folder():
         return WeightFiles(folder, "", None)
-    seen = _signature(folder)
+    signature = _signature(folder)
 
     # A file that has just changed may change again within a tick of its clock: what is read now is not remembered.
     last_change_ns = 0
-    for _, modified_ns, changed_ns, *_ in seen:
+    for _, modified_ns, changed_ns, *_ in signature:
         last_change_ns = max(last_change_ns, modified_ns, changed_ns)
     if time.time_ns() - last_change_ns < _SETTLED_NS:
         return _read_all(folder)
-    return current_session().weight_files.get_or_compute((folder, seen), lambda: _read_all(folder))
+    return current_session().weight_files.get_or_compute((folder, signature), lambda: _read_all(folder))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -169,8 +169,8 @@ def in_range_intervals(
             groups[code] = bucketed(error[in_group], log_time[in_group])
 
     # the small groups together; all of them where even these are few
-    few = ~np.isin(group, list(groups))
-    pooled = few if few.sum() >= _FEWEST else np.ones(len(error), bool)
+    has_few_rows = ~np.isin(group, list(groups))
+    pooled = has_few_rows if has_few_rows.sum() >= _FEWEST else np.ones(len(error), bool)
     return groups, bucketed(error[pooled], log_time[pooled])
 
 

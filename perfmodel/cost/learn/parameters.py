@@ -86,8 +86,8 @@ def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, g
 def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
     """(a^p + b^p)^(1/p) of positive times, without overflow."""
     # only the ratio is raised to the power, which is at most 1
-    large, small = xp.maximum(a, b), xp.minimum(a, b)
-    return large * (1.0 + (small / large) ** power) ** (1.0 / power)
+    larger, smaller = xp.maximum(a, b), xp.minimum(a, b)
+    return larger * (1.0 + (smaller / larger) ** power) ** (1.0 / power)
 
 
 def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, Any]:
@@ -128,14 +128,14 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     Networks that differ in their random start alone agree where kernels were measured and scatter where
     they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep ensembles).
     """
-    inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
+    clipped = xp.clip(positions, params.table_low[stack], params.table_high[stack])
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
 
     # What the stack learned at the two nodes on either side of the shape, axis by axis, linear between them. The upper
     # end is cut a little so that a node lies above it.
     for number, axis in enumerate(FAMILIES[family].axes):
-        place = (xp.clip(inside[:, number], axis.low, axis.high - 1e-3) - axis.low) * axis.nodes_per_doubling
+        place = (xp.clip(clipped[:, number], axis.low, axis.high - 1e-3) - axis.low) * axis.nodes_per_doubling
         node = xp.floor(place).astype(np.int32)
         weight = (place - node).astype(z.dtype)[:, None]
         table = params.tables[number]
@@ -146,9 +146,9 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
         hidden = _each_by(xp, hidden, kernel) + bias[..., None, :]
         hidden = hidden * (0.5 + 0.5 * xp.tanh(0.5 * hidden))  # SiLU, finite at both ends
-    out = (_each_by(xp, hidden, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
-    has_members = out.ndim == 2
-    return out.mean(axis=0) if has_members else out
+    log_factor = (_each_by(xp, hidden, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
+    has_members = log_factor.ndim == 2
+    return log_factor.mean(axis=0) if has_members else log_factor
 
 
 def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
@@ -198,13 +198,13 @@ def log_time_and_positions(
     log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
 
     # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
-    trust = told_of_kernel(xp, log_kernel, log_floor)
+    trust = kernel_share_of_time(xp, log_kernel, log_floor)
 
     # On another part of the die the correction stays: clocks and bandwidth change the base time alone.
     if elsewhere is not None:
-        there = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
-        log_base = xp.log(base_time(xp, there, physics, elsewhere.machine, inputs.group))
-        log_kernel, log_floor = log_base + correction, there.log_floor_s[inputs.group]
+        params_elsewhere = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
+        log_base = xp.log(base_time(xp, params_elsewhere, physics, elsewhere.machine, inputs.group))
+        log_kernel, log_floor = log_base + correction, params_elsewhere.log_floor_s[inputs.group]
 
     # Eager measurements hold the host's launch, so errors on them are of the two together; a step has its own host.
     if host_launch:
@@ -212,7 +212,7 @@ def log_time_and_positions(
     return log_base + correction * trust, positions
 
 
-def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
+def kernel_share_of_time(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
     """Derivative of `join_floor`: the sensitivity of the measured log time to the kernel's (0 to 1)."""
     return 0.5 + 0.5 * xp.tanh(0.5 * FLOOR_POWER * (log_kernel - log_floor))
 

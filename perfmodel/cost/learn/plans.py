@@ -201,14 +201,14 @@ def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
     best_of_device = {stacks[i].figures.name: i for i in reversed(having)}
 
     # as good: named alike by the request, and believed alike; and timed by the same clock, with or without the host
-    alike = []
+    as_good = []
     for i in sorted(best_of_device.values()):
         is_named_alike = order[i].software == order[first].software
         is_believed_alike = order[i].has_few_rows == order[first].has_few_rows
         if is_named_alike and is_believed_alike and stacks[i].host_launch == stacks[first].host_launch:
-            alike.append(i)
-    share = 1 / len(alike)
-    return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in alike)
+            as_good.append(i)
+    share = 1 / len(as_good)
+    return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in as_good)
 
 
 def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
@@ -228,8 +228,8 @@ def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
     """
     if known == kind:
         return plan
-    moved = (known.dtype, known.pass_) != (kind.dtype, kind.pass_)
-    mode = "ratio" if plan.mode == "direct" and moved else plan.mode
+    is_other_kind = (known.dtype, known.pass_) != (kind.dtype, kind.pass_)
+    mode = "ratio" if plan.mode == "direct" and is_other_kind else plan.mode
     terms = [t._replace(work=kind) if t.kind == known else t for t in plan.terms]
     return Plan(mode, tuple(terms))
 
@@ -282,9 +282,9 @@ def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
 
 def _nearest(plan: Plan, request: KernelRequest) -> float:
     """Mean similarity of the devices that a plan moves to the asked one."""
-    moved = [t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)]
+    moved_terms = [t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)]
     return sum(
-        t.coefficient * similarity(t.figures, request.stacks[t.stack].figures, request.kind.dtype) for t in moved
+        t.coefficient * similarity(t.figures, request.stacks[t.stack].figures, request.kind.dtype) for t in moved_terms
     )
 
 
@@ -330,11 +330,11 @@ def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
     reference, donor = ratio.terms[:2]
     if reference.kind.op == request.kind.op:
         return None
-    alike = set()
+    same_silicon = set()
     for i, stack in enumerate(stacks):
         if stack.figures.same_silicon(figures) and not stack.figures.same_kernels(figures):
-            alike.add(i)
-    siblings = _related(request, among=alike)
+            same_silicon.add(i)
+    siblings = _related(request, among=same_silicon)
     if siblings is None:
         return None
 

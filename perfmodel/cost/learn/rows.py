@@ -64,10 +64,10 @@ def distinct(
     """The distinct kinds of the rows, and the index of each row's kind."""
     is_named = np.bincount(index, minlength=len(kinds)) > 0
     place: dict[KernelKind, int] = {}
-    moved = np.zeros(len(kinds), np.int64)
+    new_index = np.zeros(len(kinds), np.int64)
     for i in np.flatnonzero(is_named).tolist():
-        moved[i] = place.setdefault(kinds[i], len(place))
-    return tuple(place), moved[index]
+        new_index[i] = place.setdefault(kinds[i], len(place))
+    return tuple(place), new_index[index]
 
 
 def kinds_of(columns: KindColumns) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:

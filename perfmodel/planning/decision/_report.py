@@ -20,7 +20,7 @@ from perfmodel.planning.decision._rows import rows
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
 from perfmodel.planning.goodput import Reliability
 from perfmodel.planning.layouts import SearchOptions, SearchResult, SearchSpace, search
-from perfmodel.planning.layouts.search_words import SearchKeywords, worded
+from perfmodel.planning.layouts.search_words import SearchKeywords, apply_search_keywords
 from perfmodel.planning.training_run import training_run
 from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
@@ -123,7 +123,7 @@ def report(
     """
     # Words of the search are set apart from those of the problem, as `search` does it.
     tell = progress or (lambda *_: None)
-    options, space, of_problem = worded(fields, options or SearchOptions(top=TOP), space)
+    options, space, of_problem = apply_search_keywords(fields, options or SearchOptions(top=TOP), space)
     if isinstance(global_batch, Sequence) and global_batch:
         # A search ranks layouts of several batches together; the first stands for the job.
         options = replace(options, batches=tuple(global_batch))

@@ -54,7 +54,7 @@ class Candidates:
         Layouts are equivalent if they differ only in recompute or offload, which cost time and save memory, or in
         options without effect: same degrees, micro-batch and pipeline, and equal prices.
         """
-        seen: set[Hashable] = set()
+        seen_keys: set[Hashable] = set()
         places = []
         for position, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
             choices = self.costs[grid].grid
@@ -83,9 +83,9 @@ class Candidates:
                 (home, pipeline, shard, choices.states[state].resident),
                 (home, pipeline, price),
             }
-            if not keys & seen:
+            if not keys & seen_keys:
                 places.append(position)
-            seen |= keys
+            seen_keys |= keys
         return np.array(places, np.int64)
 
     def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:

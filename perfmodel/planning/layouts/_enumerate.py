@@ -134,10 +134,10 @@ class _Runnable:
 
         # A framework's verdict on a choice depends on which degrees exceed one, not on how far,
         # so that one verdict serves all such degrees.
-        alike = _above_one(degrees)
+        degrees_above_one = _above_one(degrees)
         for choice in axis:
-            layout = degrees if (alike, choice) in self._refused else degrees.replace(**choice._asdict())
-            if self._runs((alike, choice), layout, choice._fields):
+            layout = degrees if (degrees_above_one, choice) in self._refused else degrees.replace(**choice._asdict())
+            if self._runs((degrees_above_one, choice), layout, choice._fields):
                 yield choice
 
     def _runs(self, key: Hashable, layout: Layout, names: Sequence[str]) -> bool:
@@ -222,13 +222,13 @@ def _pipelines(
         else:
             schedule = name if vpp == 1 else LOOPED[name]
             # Of all degrees only these matter to a schedule.
-            alike = Layout(
+            canonical = Layout(
                 pp=pp,
                 micro_batch=degrees.dp * degrees.micro_batch,
                 schedule=schedule,
                 vpp=vpp,
             )
-            reason = unschedulable(alike, layers, cut.riders)
+            reason = unschedulable(canonical, layers, cut.riders)
             if reason:
                 rejected[reason] += 1
             else:
@@ -289,8 +289,8 @@ def _sequence_parallel(
 ) -> tuple[bool, ...]:
     """Values of sequence parallelism that differ; a model without a sequence has the same blocks with either."""
     either = [divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)]
-    alike = all(isinstance(division, Divided) for division in either) and either[0] == either[1]
-    return (False,) if alike and False in space.sequence_parallel else space.sequence_parallel
+    divides_alike = all(isinstance(division, Divided) for division in either) and either[0] == either[1]
+    return (False,) if divides_alike and False in space.sequence_parallel else space.sequence_parallel
 
 
 def _states(
@@ -352,9 +352,9 @@ def _few_enough(
     for pipeline in pipelines:
         schedule = get_schedule(pipeline.schedule)
         stages.append(schedule.stage_map(pp, schedule.chunks_for(pipeline.vpp)).max() + 1)
-    most = -(-layers // np.array(stages))
+    most_layers = -(-layers // np.array(stages))
     in_full = np.array([sum(recompute.recompute_full_layers or ()) for recompute in recomputes])
-    return in_full < np.maximum(most, 1)[:, None]
+    return in_full < np.maximum(most_layers, 1)[:, None]
 
 
 @dataclass(frozen=True)

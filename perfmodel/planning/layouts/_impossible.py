@@ -170,8 +170,8 @@ def nothing_satisfies(question: Question, goal: Goal, executor: Executor) -> Imp
 
 def _loosened_constraints(question: Question, goal: Goal, executor: Executor) -> Iterator[Change]:
     """Thresholds of single constraints that some layout meets together with all other constraints."""
-    for which, constraint in enumerate(goal.constraints):
-        remaining = goal.constraints[:which] + goal.constraints[which + 1 :]
+    for number, constraint in enumerate(goal.constraints):
+        remaining = goal.constraints[:number] + goal.constraints[number + 1 :]
         least_violation = replace(goal, objective=_violation(constraint), constraints=remaining)
         relaxed = fastest(question, least_violation, executor)
         if relaxed:
@@ -211,8 +211,8 @@ def _with_more_devices(question: Question, goal: Goal, executor: Executor) -> li
 def _violation(constraint: Constraint) -> Objective:
     """Return the amount by which a constraint is not satisfied, as an objective."""
     lhs, rhs = constraint.lhs.text, constraint.rhs.text
-    over, under = f"({lhs}) - ({rhs})", f"({rhs}) - ({lhs})"
-    text = {"<": over, ">": under}.get(constraint.sign[0], f"max({over}, {under})")
+    excess, shortfall = f"({lhs}) - ({rhs})", f"({rhs}) - ({lhs})"
+    text = {"<": excess, ">": shortfall}.get(constraint.sign[0], f"max({excess}, {shortfall})")
     return Objective(text, Expression.parse(text, NAMES))
 
 
@@ -223,8 +223,8 @@ def _loosened(constraint: Constraint, violation: float) -> str:
         return f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_up(violation)!r}"
     if not rhs.names:
         threshold = float(rhs(_none).lo)
-        moved = _up(threshold + violation) if sign[0] == "<" else _down(threshold - violation)
-        return f"{lhs.text} {sign} {moved:.12g}"
+        loosened = _up(threshold + violation) if sign[0] == "<" else _down(threshold - violation)
+        return f"{lhs.text} {sign} {loosened:.12g}"
     return f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_up(violation)!r}"
 
 
@@ -242,12 +242,12 @@ def _down(value: float) -> float:
     return _rounded(value, floor, -1e-6)
 
 
-def _rounded(value: float, way: Callable[[float], int], more: float) -> float:
+def _rounded(value: float, round_number: Callable[[float], int], margin: float) -> float:
     if value == 0:
-        return more
-    moved = value + abs(value) * more
-    unit = 10.0 ** (floor(log10(abs(moved))) - 3)
-    return float(f"{way(moved / unit) * unit:.12g}")
+        return margin
+    target = value + abs(value) * margin
+    unit = 10.0 ** (floor(log10(abs(target))) - 3)
+    return float(f"{round_number(target / unit) * unit:.12g}")
 
 
 def _restricted(question: Question) -> Iterator[str]:
@@ -255,8 +255,8 @@ def _restricted(question: Question) -> Iterator[str]:
     default = _default(question)
     for field in fields(SearchSpace):
         values = getattr(question.space, field.name)
-        usual = getattr(default, field.name)
-        if not isinstance(usual, bool) and not set(usual) <= set(values):
+        default_value = getattr(default, field.name)
+        if not isinstance(default_value, bool) and not set(default_value) <= set(values):
             yield field.name
 
 
@@ -294,10 +294,10 @@ def _on_devices(question: Question, devices: int) -> Question:
     return _moved(question, question.of(devices=devices))
 
 
-def _around(n: int, most: int) -> Iterator[int]:
+def _around(n: int, largest: int) -> Iterator[int]:
     """Whole numbers by their distance from `n`, the larger first."""
     for distance in range(1, NEAR + 1):
-        if n + distance <= most:
+        if n + distance <= largest:
             yield n + distance
         if n - distance >= 1:
             yield n - distance

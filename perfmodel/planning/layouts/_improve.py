@@ -142,7 +142,7 @@ def improve(
     goal: Goal,
     method: str,
     evaluated: int,
-    best: Sequence[Prediction],
+    layouts: Sequence[Prediction],
     pool: Sequence[Layout],
     choices: LaunchChoices,
     report: Report,
@@ -157,7 +157,7 @@ def improve(
         goal: what is minimised.
         method: one of `METHODS`.
         evaluated: layouts that enumeration evaluated.
-        best: ranked layouts of even stages.
+        layouts: ranked layouts of even stages.
         pool: further layouts to start from, that differ in more than their recompute.
         choices: what a relaxation may change.
         report: called with the name of each stage and how far it is.
@@ -175,12 +175,12 @@ def improve(
     # Evaluate a layout's bound over all its cuts before cutting it. Only those whose bound beats
     # the best value by more than `WORTH` are worth a second or two each; `relax` was asked for
     # and tries all.
-    best_value = float(goal.value(goal.of(best[:1]))[0]) if best else np.inf
+    best_value = float(goal.value(goal.of(layouts[:1]))[0]) if layouts else np.inf
     promising = []
-    for layout in _bases([*(p.layout for p in best), *pool]):
+    for layout in _bases([*(p.layout for p in layouts), *pool]):
         value = 0.0
-        if best:
-            value = _value_at(goal, best[0], layout, partition_bound_s(goal.step_problem, layout))
+        if layouts:
+            value = _value_at(goal, layouts[0], layout, partition_bound_s(goal.step_problem, layout))
         if method == "relax" or value < best_value - WORTH * abs(best_value):
             promising.append((value, layout))
 
@@ -233,12 +233,12 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
         tolerance = 0.0 if method == "relaxation" else SAME
         return results[method].step_time_s * (1 + tolerance)
 
-    how = min(results, key=compared_s)
-    best = results[how]
+    executor_name = min(results, key=compared_s)
+    fastest = results[executor_name]
     buckets = None
     with suppress(LayoutError):  # no reductions to group
-        buckets = launchable_buckets(problem, best.layout)
-    return Improvement(layout, best, how, buckets)
+        buckets = launchable_buckets(problem, fastest.layout)
+    return Improvement(layout, fastest, executor_name, buckets)
 
 
 def launch_choices(space: SearchSpace, framework: Framework) -> LaunchChoices:

@@ -158,9 +158,9 @@ class Goal:
                 return np.array([p.memory_needed_bytes for p in predictions])
             return np.array([float(getattr(p.layout, name)) for p in predictions])
 
-        taken = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))
+        step = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))
         busy = np.array([p.time_account.busy_fraction for p in predictions])
-        return self._quantities(column, taken, lambda: taken * Interval.exactly(busy))
+        return self._quantities(column, step, lambda: step * Interval.exactly(busy))
 
     def value(self, quantity: Quantity) -> Float[np.ndarray, " layouts"]:
         """Return a lower bound of the objective; infinite if a constraint cannot hold."""

@@ -117,13 +117,13 @@ def pareto(
         rejected[Rejection(Reason.DOMINATED)] += dominated
     layouts = [explain(question.step_problem, layout) for layout in candidates.layouts(numbers)]
     # Values are minimised inside, and shown as the user asked for them (throughputs rise).
-    shown = np.empty((len(values), len(goals)))
+    axis_values = np.empty((len(values), len(goals)))
     for column, goal in enumerate(goals):
-        shown[:, column] = [goal.objective.display_value(value) for value in values[:, column].tolist()]
+        axis_values[:, column] = [goal.objective.display_value(value) for value in values[:, column].tolist()]
     return ParetoFront(
         objectives=tuple(goal.objective.name for goal in goals),
         layouts=tuple(layouts),
-        values=shown,
+        values=axis_values,
         evaluated=evaluated,
         feasible=candidates.feasible,
         seconds=time.perf_counter() - started,
@@ -174,7 +174,9 @@ def _front(
     return numbers[order], values[order], evaluated
 
 
-def non_dominated(points: Float[np.ndarray, "points objectives"], most: int | None = None) -> Int[np.ndarray, " front"]:
+def non_dominated(
+    points: Float[np.ndarray, "points objectives"], limit: int | None = None
+) -> Int[np.ndarray, " front"]:
     """Return the non-dominated rows, one of those that are equal, up to a maximum number.
 
     Rows are taken in order of their sum: the row with the smallest remaining sum is on the front, and rows that it
@@ -190,7 +192,7 @@ def non_dominated(points: Float[np.ndarray, "points objectives"], most: int | No
     for i in order.tolist():
         if open_points[i]:
             front.append(i)
-            if len(front) == most:
+            if len(front) == limit:
                 break
             open_points &= ~(points[i] <= points).all(axis=1)
     return np.array(front, np.int64)

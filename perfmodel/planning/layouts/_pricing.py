@@ -35,7 +35,7 @@ def price(
     question: Question,
     rejected: Counter[Rejection],
     report: Report = lambda *_: None,
-    wanted: int | None = None,
+    at_least: int | None = None,
 ) -> Candidates:
     """Compute memory and lower bounds of all layouts of a question.
 
@@ -43,13 +43,13 @@ def price(
         question: what to lay out.
         rejected: gets the number of combinations that cannot run or do not fit, by reason.
         report: called with the name of each stage and how far it is.
-        wanted: of the fastest layouts, where no others need to be priced; None: all.
+        at_least: of the fastest layouts, where no others need to be priced; None: all.
 
     Raises:
         LayoutError: no layout is possible at all (the message counts the reasons).
     """
     if question.problem.cluster.kinds:
-        return _price_on_kinds(question, rejected, report, wanted)
+        return _price_on_kinds(question, rejected, report, at_least)
     grids = list(enumerate_grids(question.space, question.problem, rejected))
     if not grids:
         raise _none_possible(question, rejected)
@@ -67,7 +67,9 @@ def price(
     )
 
 
-def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Report, wanted: int | None) -> Candidates:
+def _price_on_kinds(
+    question: Question, rejected: Counter[Rejection], report: Report, at_least: int | None
+) -> Candidates:
     """`price` where the cluster has several kinds of nodes; the same layout with other orders and cuts is several
     candidates. Layouts that a bound shows to be slower than those `wanted` are rejected."""
     problem = question.step_problem
@@ -88,8 +90,8 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
     n_open = len(bases)
     while n_open:
         report("price", len(bases) - n_open, len(bases))
-        worst_s = best_s[-1] if wanted and len(best_s) == wanted else np.inf
-        batch = [bases[at] for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
+        worst_s = best_s[-1] if at_least and len(best_s) == at_least else np.inf
+        batch = [bases[i] for i in islice(order, AT_ONCE) if bound_s[i] <= worst_s]
         n_open -= len(batch)
         if not batch:
             rejected[Rejection(Reason.SLOWER)] += n_open
@@ -106,7 +108,7 @@ def _price_on_kinds(question: Question, rejected: Counter[Rejection], report: Re
                 rejected[Rejection(Reason.MEMORY, peak_memory(problem, [base])[1][0])] += 1
         if cuts:
             priced += cuts
-            best_s = nsmallest(wanted or 1, [*best_s, *_best_of_bases(problem, [cut for cut, _ in cuts])])
+            best_s = nsmallest(at_least or 1, [*best_s, *_best_of_bases(problem, [cut for cut, _ in cuts])])
     return _candidates(problem, priced, bases)
 
 
@@ -193,9 +195,9 @@ def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
         # Every kind in turn takes from as many ranks as it has room for down to none, the
         # remaining kinds take the rest.
         (name, most), *rest = room
-        for taken in range(min(most, ranks), -1, -1):
-            for further in shared(ranks - taken, rest):
-                yield (name,) * taken + further
+        for used in range(min(most, ranks), -1, -1):
+            for used_of_others in shared(ranks - used, rest):
+                yield (name,) * used + used_of_others
 
     yield from shared(degrees.pp, list(cluster.stages_of(degrees).items()))
 

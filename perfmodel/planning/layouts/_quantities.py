@@ -114,11 +114,11 @@ class Quantities:
 
         # Both factors are at least 0, so that lower bounds of step and busy time give one of the
         # energy.
-        each = self.step_s * exactly(idle) + self.busy_s() * exactly(power - idle)
-        return each * exactly(self.column("devices"))
+        per_device_j = self.step_s * exactly(idle) + self.busy_s() * exactly(power - idle)
+        return per_device_j * exactly(self.column("devices"))
 
-    def _needed(self, field: str, what: str, flag: str) -> float:
+    def _needed(self, field: str, description: str, flag: str) -> float:
         value = getattr(self.tariff, field)
         if value is None:
-            raise PerfModelError(f"{self.step_problem.cluster.name} does not state {what}; give {flag}")
+            raise PerfModelError(f"{self.step_problem.cluster.name} does not state {description}; give {flag}")
         return value

@@ -89,19 +89,19 @@ def _best_safe(
     score = Score(limited, candidates)
     possible = int(np.isfinite(score.bound).sum())
 
-    sought, seen = FIRST_SOUGHT, 0
+    sought, n_seen = FIRST_SOUGHT, 0
 
     # The order by value is known only as far as it is evaluated. Look at ever longer prefixes of
     # it, each prefix's new part only.
-    while seen < possible:
+    while n_seen < possible:
         evaluated = evaluate(score, sought, question.context, executor, known, lambda *_: None)
-        numbers = evaluated.number[np.isfinite(evaluated.value)][seen:sought]
+        numbers = evaluated.number[np.isfinite(evaluated.value)][n_seen:sought]
         prediction = _first_safe(question, options, candidates, numbers)
         if prediction is not None:
             return [prediction]
         if not len(numbers) or not evaluated.complete:
             return []
-        seen, sought = sought, 4 * sought
+        n_seen, sought = sought, 4 * sought
     return []
 
 

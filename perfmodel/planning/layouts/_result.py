@@ -400,10 +400,10 @@ def best_of_batches(
     """
     # Rank the layouts of all batches together, by value and then by step time.
     ranked: list[_RankedOfBatch] = []
-    for which, result in enumerate(results):
+    for result_number, result in enumerate(results):
         for place, layout in enumerate(result.layouts):
             value = objective.display_value(result.values[place])
-            ranked.append(_RankedOfBatch(value, layout.step_time_s, which, place))
+            ranked.append(_RankedOfBatch(value, layout.step_time_s, result_number, place))
     best = sorted(ranked)[:top]
     recommended = _recommended_of_batches(results, objective)
     rejections: Counter[Rejection] = Counter()

@@ -97,8 +97,8 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     joint = joint_errors(goal.step_problem, predictions)
     errors = mixture_draws(square_root(joint.covariance), joint.weight)
     drawn = _values(goal, predictions, step_s * np.exp(errors))
-    least = drawn.min(axis=1, keepdims=True)
-    best = np.bincount(drawn.argmin(axis=1), minlength=len(step_s)) / DRAWS
+    least_s = drawn.min(axis=1, keepdims=True)
+    fastest_share = np.bincount(drawn.argmin(axis=1), minlength=len(step_s)) / DRAWS
 
     # Two log step times are jointly normal, so that P(x_i < x_j) has a closed form. Other
     # objectives count draws, with ties as halves.
@@ -111,8 +111,8 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
 
     # The loss as a share of the larger of both values is at most 1 for positive objectives, so
     # that no unlikely draw dominates the mean.
-    loss = (drawn - least) / np.maximum(np.maximum(np.abs(drawn), np.abs(least)), 1e-300)
-    return Robustness(better, best, loss.mean(axis=0), upper)
+    loss = (drawn - least_s) / np.maximum(np.maximum(np.abs(drawn), np.abs(least_s)), 1e-300)
+    return Robustness(better, fastest_share, loss.mean(axis=0), upper)
 
 
 def square_root(
@@ -140,8 +140,8 @@ def mixture_draws(
     normal = standard_normal(root.shape[2] + 1)
     node = np.searchsorted(np.cumsum(weight)[:-1], ndtr(normal[:, -1]))
     draws = np.empty((len(normal), root.shape[1]))
-    for at in range(len(root)):
-        draws[node == at] = normal[node == at, :-1] @ root[at].T
+    for component in range(len(root)):
+        draws[node == component] = normal[node == component, :-1] @ root[component].T
     return draws
 
 

@@ -62,8 +62,8 @@ from perfmodel.planning.layouts.search_words import (
     SearchKeywords,
     SearchOptions,
     SpaceWords,
+    apply_search_keywords,
     file_words,
-    worded,
 )
 from perfmodel.prediction import explain
 from perfmodel.spec import Cluster, Framework, Job, Model, Problem
@@ -145,7 +145,7 @@ def search(
         if not batches:
             raise PerfModelError("search: no global batch is given; give at least one")
         stated |= {"batches": batches, "global_batch": batches[0]}
-    options, space, stated = worded(stated, options, space)
+    options, space, stated = apply_search_keywords(stated, options, space)
     for name in stated:
         if name not in job_files.PROBLEM_WORDS:
             raise UnknownNameError("argument of search", name, {*job_files.PROBLEM_WORDS, *SEARCH_WORDS})
@@ -155,8 +155,8 @@ def search(
     problem = catalog.problem(model_or_file, cluster, **stated)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = []
-    for each in problems:
-        question = ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels)
+    for batch_problem in problems:
+        question = ask(batch_problem, space=space, calibration=calibration, settings=settings, kernels=kernels)
         questions.append(question)
     several = bool(options.batches)
     if several and options.robust:
@@ -230,13 +230,13 @@ def _search(
     known = Evaluations.open(file, digest)
     rejected: Counter[Rejection] = Counter()
     # A robust order may prefer a layout that is far from first by its median.
-    wanted = max(options.top, ROBUST_POOL if options.robust else 0)
+    at_least = max(options.top, ROBUST_POOL if options.robust else 0)
 
     # Bounds of all layouts, then exact step times of those that the bounds leave open.
-    candidates = _candidates(question, goal, options, wanted, rejected, report)
+    candidates = _candidates(question, goal, options, at_least, rejected, report)
     score = Score(goal, candidates)
     score.count_impossible(rejected)
-    sought = int(np.isfinite(score.bound).sum()) if options.every else wanted
+    sought = int(np.isfinite(score.bound).sum()) if options.every else at_least
     evaluated = evaluate(
         score,
         sought,
@@ -262,7 +262,7 @@ def _search(
         question,
         goal,
         candidates,
-        evaluated.number[distinct[:wanted]],
+        evaluated.number[distinct[:at_least]],
         options.strict,
         report,
     )
@@ -271,7 +271,7 @@ def _search(
 
     # The certificate: what no layout of the space can undercut.
     lower_bound, lower_bound_s, open_bounds = _certain(question, score, evaluated, ranked)
-    best = float(ranked.value.min(initial=np.inf))
+    best_value = float(ranked.value.min(initial=np.inf))
     first = ranked.value[0] if ranked.predictions else np.inf
     unresolved = int((open_bounds < first).sum())
     complete = evaluated.complete and improved.complete
@@ -308,7 +308,7 @@ def _search(
         impossible = nothing_satisfies(question, goal, executor) if fits else nothing_fits(question, candidates)
     if decided and any(why.reason is Reason.FRAMEWORK for why in rejected):
         report("beyond the framework", 0, 0)
-        beyond = _beyond(question, goal, best, executor)
+        beyond = _beyond(question, goal, best_value, executor)
     report("done", candidates.feasible, candidates.feasible)
     shown = goal.objective.display_value
     recommended_value = float("nan")
@@ -355,15 +355,15 @@ def _candidates(
     question: Question,
     goal: Goal,
     options: SearchOptions,
-    wanted: int,
+    at_least: int,
     rejected: Counter[Rejection],
     report: Report,
 ) -> Candidates:
     """Every possible layout with its memory and bound, or, if only the step time ranks, those that may be among the
     best."""
-    every = options.every or not goal.plain or question.space.fewer_devices
+    keeps_all = options.every or not goal.plain or question.space.fewer_devices
     try:
-        return price(question, rejected, report, None if every else wanted)
+        return price(question, rejected, report, None if keeps_all else at_least)
     except LayoutError as error:
         raise LayoutError(str(nothing_divides(question, error, rejected))) from None
 

@@ -96,10 +96,10 @@ class SearchSpace:
 
     def __str__(self) -> str:
         """List the fields and their values, without those that have only their default."""
-        usual = {field.name: field.default for field in fields(self)}
-        shown = {name: getattr(self, name) for name in usual if not isinstance(usual[name], bool)}
+        defaults = {field.name: field.default for field in fields(self)}
+        shown = {name: getattr(self, name) for name in defaults if not isinstance(defaults[name], bool)}
         varied = [
-            f"{name} {_values(values)}" for name, values in shown.items() if len(values) > 1 or values != usual[name]
+            f"{name} {_values(values)}" for name, values in shown.items() if len(values) > 1 or values != defaults[name]
         ]
         devices = "dp up to the remaining devices" if self.fewer_devices else "dp from the remaining devices"
         return ", ".join([*varied, devices])

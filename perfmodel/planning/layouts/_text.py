@@ -157,19 +157,19 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
     constraints."""
     from perfmodel.planning.layouts import OBJECTIVES
 
-    more: dict[str, Column] = {}
+    further_columns: dict[str, Column] = {}
     if len({p.devices for p in result.layouts}) > 1:
-        more["devices"] = lambda _, p: str(p.devices)
+        further_columns["devices"] = lambda _, p: str(p.devices)
     if result.batches:
-        more["batch"] = lambda _, p: str(p.global_batch)
+        further_columns["batch"] = lambda _, p: str(p.global_batch)
 
     # Money and training time are shown whenever the tariff gives them. Other quantities are shown
     # if the objective or a constraint names them, unless the table has them anyway.
     named = " ".join([result.objective, *result.constraints])
     for name in result.quantities[0] if result.quantities else ():
         head, said = _quantity(name)
-        wanted = name in ("train_time_s", "cost") or name.rsplit("_", 1)[0] in named
-        if wanted and name not in (
+        is_asked_for = name in ("train_time_s", "cost") or name.rsplit("_", 1)[0] in named
+        if is_asked_for and name not in (
             "step_time_s",
             "memory_bytes",
             "memory_gib",
@@ -177,10 +177,10 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
             "devices",
             "global_batch",
         ):
-            more[head] = lambda i, _, name=name, said=said: said(result.quantities[i][name])
-    if result.objective not in OBJECTIVES and result.objective not in more:
-        more["objective"] = lambda i, _: figure(result.values[i])
-    return more
+            further_columns[head] = lambda i, _, name=name, said=said: said(result.quantities[i][name])
+    if result.objective not in OBJECTIVES and result.objective not in further_columns:
+        further_columns["objective"] = lambda i, _: figure(result.values[i])
+    return further_columns
 
 
 def _winner(console: "Console", result: "SearchResult", command: str, run: Sequence[str]) -> None:
@@ -245,9 +245,9 @@ def _account(console: "Console", result: "SearchResult") -> None:
     console.print(f"space: {result.space}")
     if result.beyond:
         console.print(f"{result.framework} cannot run the faster layout: {'; '.join(result.beyond.cannot_run)}")
-    alike = result.evaluation.alike
-    if alike:
-        console.print(f"{alike:,} layouts differ from better ones only in what they recompute or offload")
+    n_alike = result.evaluation.alike
+    if n_alike:
+        console.print(f"{n_alike:,} layouts differ from better ones only in what they recompute or offload")
     if result.rejected:
         console.print(
             table(
@@ -283,19 +283,19 @@ def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequenc
     figure_rows = [row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *figure_rows, strict=True)]
     longest = max(len(row[-1]) for row in rows)
-    beside = sum(widths) + 2 * len(widths) + longest <= console.width
-    for *figures, layout in [(*heads, "layout" * beside), *rows]:
+    fits_one_line = sum(widths) + 2 * len(widths) + longest <= console.width
+    for *figures, layout in [(*heads, "layout" * fits_one_line), *rows]:
         line = "  ".join(cell.rjust(width) for cell, width in zip(figures, widths, strict=True))
-        below = "  " if beside else "\n" + " " * (widths[0] + 2)
+        below = "  " if fits_one_line else "\n" + " " * (widths[0] + 2)
         console.print(line + (below + layout if layout else ""), soft_wrap=True, markup=False)
 
 
 def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
     """Heading and number format of a quantity's column."""
-    plain = name
+    base_name = name
     for unit in ("_bytes", "_s", "_j", "_w"):
-        plain = plain.removesuffix(unit) if name not in _UNITS else name
-    return _UNITS.get(plain, (name, figure))
+        base_name = base_name.removesuffix(unit) if name not in _UNITS else name
+    return _UNITS.get(base_name, (name, figure))
 
 
 def interval(lo_s: float, hi_s: float) -> str:

@@ -53,11 +53,11 @@ class Evaluations:
         try:
             # `np.load` does not unpickle by default, so that a stranger's file can do no harm.
             with np.load(path) as file:
-                same = str(file["search"]) == search
+                same_search = str(file["search"]) == search
                 known = dict(zip(file["number"].tolist(), file["step_s"].tolist(), strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             raise PerfModelError(f"{path} is not the saved state of a search; name another file") from None
-        if not same:
+        if not same_search:
             raise PerfModelError(
                 f"{path} is the saved state of another search (model, cluster, batch, space or version differ); "
                 "name another file"
@@ -150,20 +150,22 @@ def evaluate(
 
             # Value and step time of the last wanted layout, which all others are measured
             # against.
-            worst = _NEVER
+            worst_kept = _NEVER
             if len(ranked.distinct) >= top:
                 last_wanted = ranked.distinct[top - 1]
-                worst = evaluated[int(ranked.number[last_wanted])]
+                worst_kept = evaluated[int(ranked.number[last_wanted])]
             # A bound is never above the value: what is bounded worse than the worst wanted layout cannot displace it.
-            rest = score.below(*min(worst, (cutoff, np.inf)))
-            rest = rest[~np.isin(rest, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))]
-            complete = not len(rest)
-            report("evaluate", len(evaluated), len(evaluated) + len(rest))
+            remaining = score.below(*min(worst_kept, (cutoff, np.inf)))
+            remaining = remaining[
+                ~np.isin(remaining, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))
+            ]
+            complete = not len(remaining)
+            report("evaluate", len(evaluated), len(evaluated) + len(remaining))
             # Of millions only the nearest are sorted.
-            if len(rest) > NEAR * BATCH:
-                rest = rest[np.argpartition(bound[rest], NEAR * BATCH)[: NEAR * BATCH]]
-            rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])
-            numbers = rest[:BATCH]
+            if len(remaining) > NEAR * BATCH:
+                remaining = remaining[np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]]
+            remaining = promising(remaining[np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))])
+            numbers = remaining[:BATCH]
     except KeyboardInterrupt:
         # Workers may have returned some step times of the interrupted batch.
         evaluated |= _valued(score, np.array(list(known.step_s), np.int64), known)

@@ -67,8 +67,8 @@ class Interval:
         ends = _monotone(self.lo, self.hi, lambda x: x**power)
 
         # An even power of an interval about 0 has its least value at 0, not at an end.
-        inside = (self.lo < 0) & (self.hi > 0) & (power % 2 == 0) & (power > 0)
-        return Interval(np.where(inside, 0.0, ends.lo), ends.hi)
+        spans_zero = (self.lo < 0) & (self.hi > 0) & (power % 2 == 0) & (power > 0)
+        return Interval(np.where(spans_zero, 0.0, ends.lo), ends.hi)
 
     def minimum(self, right: "Interval") -> "Interval":
         """The elementwise minimum of two intervals."""
@@ -237,8 +237,8 @@ def _value(node: ast.expr, quantity: Quantity) -> Interval:
                     return a * b
             return a / b
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            first, *rest = (_value(argument, quantity) for argument in arguments)
-            for argument in rest:
+            first, *further = (_value(argument, quantity) for argument in arguments)
+            for argument in further:
                 first = first.minimum(argument) if name == "min" else first.maximum(argument)
             return first
     raise AssertionError(ast.dump(node))  # `_checked` lets nothing else pass

@@ -145,9 +145,9 @@ def runs_and_pairs(
     """Return single runs of each layout, then pairs of the first layout with each other one."""
     layouts = range(loads.shape[1])
     singles = [(i,) for i in layouts]
-    pairs = [(first, i) for i in layouts if i != first]
+    comparisons = [(first, i) for i in layouts if i != first]
     observations = [Observation("run", single, loads[:, single], noise[:, single]) for single in singles]
-    observations += [Observation("two runs", pair, loads[:, pair], noise[:, pair]) for pair in pairs]
+    observations += [Observation("two runs", pair, loads[:, pair], noise[:, pair]) for pair in comparisons]
     return observations
 
 
@@ -288,10 +288,10 @@ def expected_least(
     Draws come in mirrored pairs, so that shifts common to all layouts cancel and the expected minimum never exceeds the
     minimum of `mean`.
     """
-    both = mean + np.concatenate([drawn, -drawn])
-    least = float(both.min(axis=1).mean())
-    times_least = np.bincount(both.argmin(axis=1), minlength=len(mean))
-    return least, times_least / len(both)
+    all_draws = mean + np.concatenate([drawn, -drawn])
+    mean_least = float(all_draws.min(axis=1).mean())
+    times_least = np.bincount(all_draws.argmin(axis=1), minlength=len(mean))
+    return mean_least, times_least / len(all_draws)
 
 
 shorten_reprs(__name__)

@@ -98,9 +98,9 @@ class Question:
         # other settings change prices, and stay with the scenario.
         device = self.problem.cluster.device
         n_bytes = scenario.device(device).memory_bytes
-        rest = tuple(setting for setting in scenario.settings if setting.name != "memory_bytes")
-        changed = self if n_bytes == device.memory_bytes else self.with_memory(n_bytes)
-        return replace(changed, scenario=Scenario(rest))
+        other_settings = tuple(setting for setting in scenario.settings if setting.name != "memory_bytes")
+        question = self if n_bytes == device.memory_bytes else self.with_memory(n_bytes)
+        return replace(question, scenario=Scenario(other_settings))
 
     def with_memory(self, n_bytes: float) -> "Question":
         """The question with another device memory."""

@@ -160,9 +160,9 @@ class SpaceWords:
         """
         from perfmodel.planning.layouts._space import default_space, restrict, with_options, with_schedules
 
-        every = default_space(problem, fewer_devices=self.fewer_devices)
-        every = with_options(every, _listed(self.vary), problem.cluster)
-        return restrict(with_schedules(every, _listed(self.schedules)), self.fix)
+        default = default_space(problem, fewer_devices=self.fewer_devices)
+        default = with_options(default, _listed(self.vary), problem.cluster)
+        return restrict(with_schedules(default, _listed(self.schedules)), self.fix)
 
 
 def _listed(names: str | Sequence[str]) -> str:
@@ -195,7 +195,7 @@ def file_words(file: job_files.JobFile) -> dict[str, Any]:
     return stated
 
 
-def worded(
+def apply_search_keywords(
     keywords: Mapping[str, Any], options: SearchOptions | None, space: "Space | None"
 ) -> "tuple[SearchOptions, Space | None, dict[str, Any]]":
     """Apply `keywords` to options and space, and return the remaining keywords, which belong to the problem.

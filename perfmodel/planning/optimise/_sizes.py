@@ -370,7 +370,7 @@ class Grouping:
     def __init__(self, problem: StepProblem, layout_batch: LayoutBatch, buckets: int) -> None:
         self._problem = problem
         self._layout_batch = layout_batch
-        before, upto, after = by_layer(layout_batch.tables[0].pairs)
+        before, cumulative, after = by_layer(layout_batch.tables[0].pairs)
 
         # Blocks per stage without the embedding before the first layer and the head after the
         # last.
@@ -380,7 +380,7 @@ class Grouping:
         # Stages are cut where the prefix sums of blocks agree.
         ends = []
         for blocks_so_far in np.cumsum(layer_counts, axis=0):
-            ends.append(int(np.flatnonzero((upto == blocks_so_far).all(axis=1))[0]))
+            ends.append(int(np.flatnonzero((cumulative == blocks_so_far).all(axis=1))[0]))
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
         self.prepared = prepared(replace(layout_batch.spec, segments=buckets))

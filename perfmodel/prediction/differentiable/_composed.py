@@ -19,7 +19,7 @@ from perfmodel.prediction._compose import LayoutBatch, weighted_programs
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._step_costs import Overlap, beside_loss
+from perfmodel.prediction._step_costs import Overlap, overlap_loss
 from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.blocks import BlockTimes
 from perfmodel.prediction.differentiable._prices import PriceRequest, joined_prices, prices
@@ -145,7 +145,7 @@ def composed(
         knots=knots.astype(float),
         runs=_runs_of_lanes(parts, lanes, starts),
         cuts=cuts,
-        beside=_joined([part.batches[0].program.beside for part in parts], starts),
+        beside=_joined([part.batches[0].program.overlap for part in parts], starts),
         scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
         **_host_tables(problems, batches_of_types, programs),
     )
@@ -167,10 +167,10 @@ def _between_blocks(
     requests: list[PriceRequest] = []
     for i, type_problem in enumerate(problems):
         for part, begin in zip(parts, starts[:-1], strict=True):
-            between = _between(type_problem, part.batches[i], cuts, knots, layers)
-            entries.append((i * len(knots) + between.knot) * starts[-1] + begin + between.class_index)
-            entry_ops.append(between.op_index)
-            requests.append(PriceRequest(type_problem, between.ops, _event_pricer(between.ops)))
+            events_between = _between(type_problem, part.batches[i], cuts, knots, layers)
+            entries.append((i * len(knots) + events_between.knot) * starts[-1] + begin + events_between.class_index)
+            entry_ops.append(events_between.op_index)
+            requests.append(PriceRequest(type_problem, events_between.ops, _event_pricer(events_between.ops)))
     return entries, entry_ops, requests
 
 
@@ -207,7 +207,7 @@ def _programs(
         weights=tuple(part.weight for part in parts),
         lanes=tuple((step, variant.beside == PAIRED) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
-        loss=beside_loss(problem),
+        loss=overlap_loss(problem),
         ring_steps=layout.tp if layout.tp_overlap else 1,
         absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
         slices=spec.scheduler.slices,
@@ -314,14 +314,14 @@ def _saved_bytes(layout_batch: LayoutBatch) -> Float[np.ndarray, "2 blocks"]:
     return np.stack([blocks.kept_bytes[0], (blocks.kept_bytes - blocks.kept_full_bytes)[0]])
 
 
-def _joined(beside: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
+def _joined(overlaps: Sequence[Overlap], starts: Sequence[int]) -> Overlap:
     """Join the overlaps of programs whose classes are concatenated."""
     comm = []
     place = []
     share = []
     slowed = []
     n_slowed = 0
-    for overlap, start in zip(beside, starts[:-1], strict=True):
+    for overlap, start in zip(overlaps, starts[:-1], strict=True):
         comm.append(overlap.comm + start)
         place.append(overlap.place + n_slowed)
         share.append(overlap.share)
@@ -334,9 +334,9 @@ def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
     """Numbers of layers of a stage at which events between blocks are priced."""
     # All of them if there are few; else as many as are spread over the range, and those next to the stages' own.
     low, high = layers.min() // 2, min(2 * layers.max(), layers.sum())
-    near = np.unique([layers - 1, layers, layers + 1])
+    neighbours = np.unique([layers - 1, layers, layers + 1])
     spread = np.unique(np.linspace(low, high, MOST_KNOTS).astype(int))
-    knots = np.unique([*near, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
+    knots = np.unique([*neighbours, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
     return knots[(knots >= 0) & (knots <= layers.sum())]
 
 
@@ -354,7 +354,7 @@ def _between(
     knot_of_entry, class_of_entry, op_of_entry = [], [], []
     starts = np.cumsum(layers) - layers
     for knot, n in enumerate(knots.tolist()):
-        counts = cuts.alike(n, starts)
+        counts = cuts.equal_stages(n, starts)
         events = communication_events(
             placed.ranks, placed.states, placed.blocks, layout_batch.spec, spans, counts, problem.job, problem.cluster
         )

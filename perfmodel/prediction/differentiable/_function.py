@@ -53,7 +53,7 @@ class _MemoryTerms:
 
     def bytes(self, cuts: Cuts, x: StepParameters) -> Float[Array, " ranks"]:
         """Peak bytes of each rank at given parameters."""
-        counts, full = (blocks.sum(axis=1) for blocks in cuts.held(x.layers, x.recompute))
+        counts, full = (blocks.sum(axis=1) for blocks in cuts.counts_and_recomputed(x.layers, x.recompute))
         totals = []
         for live in self.live:
             ranks = RankBlocks.of(counts, full, live)
@@ -114,11 +114,11 @@ def between_sizes(
         micro_batch: size at which the value is wanted.
         log_sizes: logarithms of the sizes.
     """
-    at, n = jnp.log(micro_batch), log_sizes.shape[0]
+    log_size, n = jnp.log(micro_batch), log_sizes.shape[0]
     weights = []
     for i in range(n):
         other_sizes = log_sizes[np.delete(np.arange(n), i)]
-        weights.append(((at - other_sizes) / (log_sizes[i] - other_sizes)).prod())
+        weights.append(((log_size - other_sizes) / (log_sizes[i] - other_sizes)).prod())
     return jnp.stack(weights) @ of_sizes
 
 
@@ -367,19 +367,19 @@ def _bounds(
     """
     # Copies of single layers are planned for so many layers, none of which recomputes anything: these may not move.
     low, high = jax.tree.map(lambda x: x / FACTOR, nominal), jax.tree.map(lambda x: x * FACTOR, nominal)
-    none = np.zeros_like(nominal.layers)
+    no_layers = np.zeros_like(nominal.layers)
     train, offloads = problem.job.mode == "train", nominal.offload > 0
     low = low._replace(
         layers=nominal.layers if copies else np.floor(nominal.layers / 2),
         micro_batch=np.float64(sizes[0]),
-        recompute=none,
+        recompute=no_layers,
         offload=np.float64(0.0),
         fp8=np.float64(0.0),
     )
     high = high._replace(
         layers=np.minimum(2 * nominal.layers, nominal.layers.sum()),
         micro_batch=np.float64(sizes[-1]),
-        recompute=none + (train and not copies),
+        recompute=no_layers + (train and not copies),
         offload=np.float64(offloads),
         fp8=np.float64(in_8_bits),
     )

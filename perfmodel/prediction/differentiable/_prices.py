@@ -133,8 +133,8 @@ def machines(cluster: Cluster, factor: float) -> Iterator[Cluster]:
     for change in ("bandwidth_bytes_per_s", "latency_s"):
         multiplier = factor if change == "bandwidth_bytes_per_s" else 1 / factor
         for i, level in enumerate(cluster.levels):
-            moved = replace(level, **{change: getattr(level, change) * multiplier})
-            yield replace(cluster, levels=(*cluster.levels[:i], moved, *cluster.levels[i + 1 :]))
+            changed_level = replace(level, **{change: getattr(level, change) * multiplier})
+            yield replace(cluster, levels=(*cluster.levels[:i], changed_level, *cluster.levels[i + 1 :]))
 
 
 @dataclass(frozen=True)
@@ -209,17 +209,17 @@ def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np
     with Session():
         for cluster in machines(requests[0].problem.cluster, float(np.exp(log_factor))):
             # Regressors are faster on all events of a problem together than list by list.
-            moved: dict[int, StepProblem] = {}
+            problems: dict[int, StepProblem] = {}
             ops_of_problem: dict[int, list[Op]] = defaultdict(list)
             for request in requests:
                 number = id(request.problem)
-                if number not in moved:
-                    moved[number] = _on(request.problem, cluster)
+                if number not in problems:
+                    problems[number] = _on(request.problem, cluster)
                 ops_of_problem[number] += request.ops
             for number, ops in ops_of_problem.items():
-                priced_events(moved[number], ops)
+                priced_events(problems[number], ops)
             for column, request in zip(columns, requests, strict=True):
-                seconds = request.time_s(moved[id(request.problem)])
+                seconds = request.time_s(problems[id(request.problem)])
                 column.append(np.log(np.maximum(seconds, 1e-300)))
     return [np.stack(column, axis=1) for column in columns]
 
@@ -235,9 +235,9 @@ def _lawful(
     # Elasticities of a power norm are shares: not negative, and no more than 1 in all. The rest is a power of the rate.
     fitting = np.maximum(elasticity, 0.0)
     fitting /= np.maximum(fitting.sum(axis=1, keepdims=True), 1.0)
-    joined = fitting.sum(axis=1)
+    combined = fitting.sum(axis=1)
     even = np.full_like(fitting, 1 / fitting.shape[1])
-    share = np.where(joined[:, None] > 0, fitting / np.maximum(joined, 1e-300)[:, None], even)
+    share = np.where(combined[:, None] > 0, fitting / np.maximum(combined, 1e-300)[:, None], even)
     kernel = np.array([not isinstance(op, Collective) for op in ops], bool)
     family = np.array([index.get(factors_of(op)[1], len(index)) for op in ops], int)
-    return Prices(time_s, joined, share, elasticity - fitting, np.where(kernel, _ROOFLINE, 1.0), family)
+    return Prices(time_s, combined, share, elasticity - fitting, np.where(kernel, _ROOFLINE, 1.0), family)

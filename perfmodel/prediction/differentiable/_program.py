@@ -35,7 +35,7 @@ class Cuts(NamedTuple):
     that a cut inside a layer gives both stages their part of it.
     """
 
-    upto: Float[Any, "layers+1 blocks"]
+    cumulative: Float[Any, "layers+1 blocks"]
     """Blocks before each layer, without those before the first and after the last."""
     ends: Float[Any, "2 blocks"]
     """Blocks before the first layer, and after the last."""
@@ -47,20 +47,20 @@ class Cuts(NamedTuple):
     @classmethod
     def of(cls, blocks: ShardBlocks, segments: int) -> "Cuts":
         """Divide a shard's blocks into stages with this many segments."""
-        before, upto, after = by_layer(blocks.pairs)
-        bounds = np.cumsum([np.append(0, segment_sizes(n, segments)) for n in range(len(upto))], axis=1)
-        return cls(upto, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
+        before, cumulative, after = by_layer(blocks.pairs)
+        bounds = np.cumsum([np.append(0, segment_sizes(n, segments)) for n in range(len(cumulative))], axis=1)
+        return cls(cumulative, np.stack([before, after]), bounds.astype(float), blocks.layers.astype(float))
 
     def counts(self, layers: Float[Array, " stages"]) -> Float[Array, "stages segments blocks"]:
         """Blocks of each segment of each stage, from the layers per stage."""
         starts = jnp.cumsum(layers) - layers
-        counts = jnp.diff(along(self.upto, starts[:, None] + along(self.bounds, layers)), axis=1)
+        counts = jnp.diff(along(self.cumulative, starts[:, None] + along(self.bounds, layers)), axis=1)
         # The head goes with the segment that ends with the last layer.
         last = self.bounds.shape[1] - 2
         filled = jnp.clip(jnp.ceil(layers[-1]).astype(int) - 1, 0, last)
         return counts.at[0, 0].add(self.ends[0]).at[-1, filled].add(self.ends[1])
 
-    def held(
+    def counts_and_recomputed(
         self, layers: Float[Array, " stages"], recompute: Float[Array, " stages"]
     ) -> tuple[Float[Array, "stages segments blocks"], Float[Array, "stages segments blocks"]]:
         """`counts`, and the part of them that is recomputed in full."""
@@ -68,11 +68,13 @@ class Cuts(NamedTuple):
         of_stage = (counts * self.layers).sum(axis=(1, 2))
         return counts, leading_layers(counts, self.layers > 0, recompute * of_stage)
 
-    def alike(self, layers: int, starts: Int[np.ndarray, " stages"]) -> Float[np.ndarray, "stages segments blocks"]:
+    def equal_stages(
+        self, layers: int, starts: Int[np.ndarray, " stages"]
+    ) -> Float[np.ndarray, "stages segments blocks"]:
         """Blocks of stages that all have this many layers and start where the actual ones do, even beyond the model's
         end."""
-        begin = np.clip(starts, 0, len(self.upto) - 1 - layers)[:, None]
-        counts = np.diff(self.upto[begin + self.bounds[layers].astype(int)], axis=1)
+        begin = np.clip(starts, 0, len(self.cumulative) - 1 - layers)[:, None]
+        counts = np.diff(self.cumulative[begin + self.bounds[layers].astype(int)], axis=1)
         counts[0, 0] += self.ends[0]
         # The head goes with the segment that ends with the last layer.
         last = min(max(layers - 1, 0), counts.shape[1] - 1)
@@ -81,7 +83,7 @@ class Cuts(NamedTuple):
 
 
 def along(
-    table: Float[Array, "rows columns"], at: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
+    table: Float[Array, "rows columns"], places: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
 ) -> Float[Array, "*places columns"]:
     """Interpolate rows of a table linearly between knots (default 0, 1, 2 ...), and extrapolate beyond them.
 
@@ -90,13 +92,13 @@ def along(
     """
     rows = len(table)
     if rows == 1:
-        return jnp.broadcast_to(table[0], (*at.shape, table.shape[1]))
-    positions = jnp.arange(rows, dtype=at.dtype) if knots is None else jnp.asarray(knots, at.dtype)
+        return jnp.broadcast_to(table[0], (*places.shape, table.shape[1]))
+    positions = jnp.arange(rows, dtype=places.dtype) if knots is None else jnp.asarray(knots, places.dtype)
 
     # Start from the first row and add the share of every step to the next row that has been passed.
     low, high = np.zeros(rows - 1), np.ones(rows - 1)
     low[0], high[-1] = -np.inf, np.inf
-    share = (at[..., None] - positions[:-1]) / jnp.diff(positions)
+    share = (places[..., None] - positions[:-1]) / jnp.diff(positions)
     # A clip would share the gradient at its ends between both sides.
     passed = jnp.where(share >= high, high, jnp.where(share < low, low, share))
     return table[0] + passed @ jnp.diff(table, axis=0)
@@ -170,7 +172,7 @@ class Programs:
     mode: int
     """Recompute of the layers that do not recompute all (`RECOMPUTE_MODES`)."""
     loss: float
-    """Slowdown of passes beside reductions and gathers (`beside_loss`)."""
+    """Slowdown of passes beside reductions and gathers (`overlap_loss`)."""
     ring_steps: int
     """Number of parts into which `tp_overlap` cuts a collective, as in `BlockEvents`."""
     absent: tuple[str, ...]
@@ -201,14 +203,14 @@ class Programs:
 
         # Blocks: all lanes and element types at once. What is known before tracing, such as kinds of collectives that
         # do not occur, makes the compiled function smaller.
-        none = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
+        all_false = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
 
         def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
-            phases = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
+            phases = time_phases(events._replace(ring_steps=self.ring_steps, **all_false), time_s, issue_s, gap_s)
             return phases.phase_s, phases.paired.phase_s
 
         plain_s, paired_s = jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
-        phase_s = jnp.stack([(paired_s if beside else plain_s)[:, i] for i, (_, beside) in enumerate(self.lanes)])
+        phase_s = jnp.stack([(paired_s if is_paired else plain_s)[:, i] for i, (_, is_paired) in enumerate(self.lanes)])
         shape = tables.event_price.shape[0], len(tables.knots), self.starts[-1]
         at_knots = summed(tables.entry_at, seconds[tables.entry_price], prod(shape))
         return Times(phase_s, at_knots.reshape(shape))
@@ -221,37 +223,39 @@ class Programs:
         optimizer, ranks = kind == Kind.OPTIMIZER, np.array(self.ranks)
 
         # Passes, from the phases of the blocks that each class runs through.
-        counts, full = tables.cuts.held(x.layers, x.recompute)
-        blocks, again = in_classes(stage, segment, counts), in_classes(stage, segment, full)
+        counts, full = tables.cuts.counts_and_recomputed(x.layers, x.recompute)
+        blocks, recomputed = in_classes(stage, segment, counts), in_classes(stage, segment, full)
         runs = dict(enumerate(tables.runs))
         weights = {lane: block_passes(runs_of_lane, blocks) for lane, runs_of_lane in runs.items()}
-        out = passes_s(dict(enumerate(times.phase_s)), weights, runs, again, np.array([[self.mode]]))
+        durations_s = passes_s(dict(enumerate(times.phase_s)), weights, runs, recomputed, np.array([[self.mode]]))
 
         # Events between blocks, interpolated between knots of the number of layers. A rank updates all of its chunks at
         # once, so the optimizer's step goes by the mean of their layers.
         of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))
-        near = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
-        out = out + jnp.einsum("ck,tkc->tc", near[optimizer.astype(int), stage], times.at_knots)
+        knot_weights = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
+        durations_s = durations_s + jnp.einsum("ck,tkc->tc", knot_weights[optimizer.astype(int), stage], times.at_knots)
 
         # The host: states in its memory, copies of activations, waits for those of single layers.
         if self.host_states:
             state_s = [host_state_s(block_s, kind, stage, segment, ranks, counts) for block_s in tables.host_state_s]
-            out = out + jnp.stack(state_s)
+            durations_s = durations_s + jnp.stack(state_s)
         if self.offloads:
             saved = jnp.einsum("sb,tib->tis", counts.sum(axis=1), tables.saved_bytes[:, :, 0])
             spared = jnp.einsum("sb,tib->tis", full.sum(axis=1), tables.saved_bytes[:, :, 1])
             copies = np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * self.of_classes("class_span") / self.slices
             copied_bytes = (saved - spared)[:, step_of_class, stage]
-            out = out + copies * copied_bytes / tables.host_bytes_per_s * x.offload
+            durations_s = durations_s + copies * copied_bytes / tables.host_bytes_per_s * x.offload
         if self.offloads_layers:
             for lane, (step, _) in enumerate(self.lanes):
-                out = out + self._copy_waits_s(tables, times.phase_s[lane], step) * (step_of_class == step)
+                durations_s = durations_s + self._copy_waits_s(tables, times.phase_s[lane], step) * (
+                    step_of_class == step
+                )
 
         # In between element types durations are mixed; then come the costs of the step beyond its events.
-        if len(out) > 1:
-            out = (1 - x.fp8) * out[:1] + x.fp8 * out[1:]
+        if len(durations_s) > 1:
+            durations_s = (1 - x.fp8) * durations_s[:1] + x.fp8 * durations_s[1:]
         updates = np.flatnonzero(optimizer)
-        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], updates, tables.beside)[0]
+        return with_step_costs(durations_s, tables.overhead_s, self.loss, tables.scale[None], updates, tables.beside)[0]
 
     def _copy_waits_s(
         self, tables: Tables, phase_s: Float[Array, "types blocks phases"], step: int
@@ -277,6 +281,6 @@ class Programs:
         of_sizes = []
         for step_spans, step_busy in zip(spans, busy, strict=True):
             # The difference of two streams may not be shorter than the busiest rank (`rank_busy_s`).
-            least = greatest(jnp.asarray(sum(step_busy))) if len(step_busy) > 1 else -jnp.inf
-            of_sizes.append(jnp.maximum(sum(step_spans), least))
+            least_s = greatest(jnp.asarray(sum(step_busy))) if len(step_busy) > 1 else -jnp.inf
+            of_sizes.append(jnp.maximum(sum(step_spans), least_s))
         return jnp.stack(of_sizes)

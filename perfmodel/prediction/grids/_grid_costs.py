@@ -52,8 +52,8 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
     # Before, after and between the passes; what comes between them counts once for every micro-batch that a stage sees.
     micro_batches = np.array([p.spec.micro_batches // p.spec.replicas for p in pipelines])[:, None, None]
     reductions = np.array([p.reductions for p in pipelines])[:, None, None]
-    beside_s = state_s("start_s") + state_s("end_s")
-    beside_s = beside_s + micro_batches * state_s("gather_each_s") + reductions * state_s("reduce_each_s")
+    step_ends_s = state_s("start_s") + state_s("end_s")
+    step_ends_s = step_ends_s + micro_batches * state_s("gather_each_s") + reductions * state_s("reduce_each_s")
 
     # Along a communication stream, whatever the passes do. Where steps run into each other some of it is hidden by
     # filling and draining the pipeline.
@@ -66,8 +66,8 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
 
     # In single precision before the axes are joined: the product of all choices is the only large array.
     scale = np.prod(step_factors(model.problem, grid.degrees))
-    passes_s, beside_s, stream_s = ((part * scale).astype(np.float32) for part in (passes_s, beside_s, stream_s))
-    bound_s = passes_s[..., None] + beside_s[:, :, None]
+    passes_s, step_ends_s, stream_s = ((part * scale).astype(np.float32) for part in (passes_s, step_ends_s, stream_s))
+    bound_s = passes_s[..., None] + step_ends_s[:, :, None]
     return np.maximum(bound_s, stream_s[:, :, None], out=bound_s)
 
 
@@ -164,9 +164,9 @@ class GridCosts:
 
     def too_large(self, usable_bytes: float) -> Int[np.ndarray, " categories"]:
         """Number of layouts that do not fit, by their largest memory category."""
-        over = self.grid.valid & (self.peak_bytes > usable_bytes)
-        weights = np.broadcast_to(self.multiplicity, over.shape)[over]
-        return np.bincount(self.largest[over], weights, len(CATEGORIES)).astype(int)
+        over_capacity = self.grid.valid & (self.peak_bytes > usable_bytes)
+        weights = np.broadcast_to(self.multiplicity, over_capacity.shape)[over_capacity]
+        return np.bincount(self.largest[over_capacity], weights, len(CATEGORIES)).astype(int)
 
     def fitting(self, usable_bytes: float) -> "GridCosts":
         """The costs without choices of which no layout fits; unchanged where no layout fits at all.
@@ -297,6 +297,6 @@ def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pi
     work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
     if training:
         work_s += recompute_s(by_phase_s[:, None], modes_of([choice.recompute for choice in grid.recomputes]))
-    plain = np.array([get_schedule(schedule).plain for schedule in grid.schedules], float)
+    is_plain = np.array([get_schedule(schedule).plain for schedule in grid.schedules], float)
     per_rank = problem.job.num_microbatches(grid.degrees) / grid.degrees.pp
-    return plain[:, None, None] * work_s * per_rank * np.prod(step_factors(problem, grid.degrees))
+    return is_plain[:, None, None] * work_s * per_rank * np.prod(step_factors(problem, grid.degrees))

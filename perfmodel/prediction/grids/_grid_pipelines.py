@@ -115,16 +115,16 @@ def _stacked(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
     longest = max(array.shape[axis] for array in arrays)
     shape = list(arrays[0].shape)
     shape[axis] = longest
-    out = np.zeros((len(arrays), *shape), arrays[0].dtype)
-    for row, array in zip(out, arrays, strict=True):
+    stacked = np.zeros((len(arrays), *shape), arrays[0].dtype)
+    for row, array in zip(stacked, arrays, strict=True):
         row[(*[slice(None)] * axis, slice(array.shape[axis]))] = array
-    return out
+    return stacked
 
 
 def longest_path_s(
     pipeline: PipelineBlocks,
     phase_s: Float[np.ndarray, "variants blocks 3 shards"],
-    again_s: Float[np.ndarray, "recomputes variants blocks shards"],
+    recompute_s: Float[np.ndarray, "recomputes variants blocks shards"],
     full_s: Float[np.ndarray, "recomputes variants blocks shards"],
     full: Int[np.ndarray, " recomputes"],
     send_s: Float[np.ndarray, "2 stages shards"],
@@ -133,18 +133,18 @@ def longest_path_s(
 
     Args:
         phase_s: seconds of forward, input gradient and weight gradient of each block.
-        again_s: seconds that recomputing adds to each block.
+        recompute_s: seconds that recomputing adds to each block.
         full_s: seconds that blocks recomputed in full take beyond that.
         full: which choice of blocks recomputed in full (`PipelineBlocks.full`) each recompute choice has.
         send_s: seconds of the transfers out of every stage, forwards and backwards.
     """
     shards = phase_s.shape[-1]
     work = phase_s.transpose(0, 2, 1, 3).reshape(-1, shards)
-    again = pipeline.again @ again_s.reshape(len(again_s), -1, shards)
-    again = again + pipeline.again_full[full] @ full_s.reshape(len(full_s), -1, shards)
+    path_recompute_s = pipeline.again @ recompute_s.reshape(len(recompute_s), -1, shards)
+    path_recompute_s = path_recompute_s + pipeline.again_full[full] @ full_s.reshape(len(full_s), -1, shards)
     sends_s = pipeline.sends @ send_s.reshape(-1, shards)
     if pipeline.spec.steps == 1:
-        return (pipeline.work @ work + sends_s + again).max(axis=1).T
+        return (pipeline.work @ work + sends_s + path_recompute_s).max(axis=1).T
 
     # Where steps run into each other, the step time is (y(2 s) - y(s)) / s with y(n) the makespan of n steps. A path
     # that stays on a rank of work w and passes c on its way there and back takes c + n w; c is at most `whole_s`, one
@@ -152,9 +152,9 @@ def longest_path_s(
     # and at least c_b + 2 s w_b - (c_a + s w_a) for every other b. The smallest that both allow is
     # s w_b - (c_a - c_b) / 2.
     steady = pipeline.cycle == 0
-    steady_s = (pipeline.work @ work + again)[:, steady]
+    steady_s = (pipeline.work @ work + path_recompute_s)[:, steady]
     transit_s = (pipeline.transit @ work + sends_s)[steady]
-    longest_block_s = phase_s.sum(axis=2).max(axis=0) + (again_s + full_s).max(axis=(0, 1))
+    longest_block_s = phase_s.sum(axis=2).max(axis=0) + (recompute_s + full_s).max(axis=(0, 1))
     whole_s = np.tensordot(pipeline.blocks, longest_block_s, axes=1)
     missing_s = np.maximum(whole_s + send_s.sum(axis=(0, 1)) - transit_s, 0.0) / pipeline.spec.steps
     least_s = np.maximum(steady_s.min(axis=1), (steady_s - missing_s).max(axis=1))
@@ -164,5 +164,5 @@ def longest_path_s(
     # A device's next step begins when its last has ended, so a path through one step from its first pass to its last
     # repeats: from whichever device the shorter stream ends on, the longer one still has s - 1 such cycles before it.
     share = 1 - 1 / pipeline.cycle[~steady]
-    cycle_s = (pipeline.work @ work + sends_s + again)[:, ~steady] * share[:, None]
+    cycle_s = (pipeline.work @ work + sends_s + path_recompute_s)[:, ~steady] * share[:, None]
     return np.maximum(least_s, cycle_s.max(axis=1)).T

@@ -73,9 +73,9 @@ class FittedRuns:
     @cached_property
     def posterior(self) -> Float[np.ndarray, "parameters parameters"]:
         """Covariance of the parameters, given the runs."""
-        none, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
+        no_terms, none_with_runs = np.zeros_like(self._prior), np.zeros_like(self._slopes)
         with_runs = CovarianceTerms(self._slopes @ self._prior, none_with_runs, none_with_runs)
-        of_nodes = self.known.covariance(CovarianceTerms(self._prior, none, none), with_runs)
+        of_nodes = self.known.covariance(CovarianceTerms(self._prior, no_terms, no_terms), with_runs)
         return np.tensordot(self.known.scales.weight, of_nodes, 1)
 
     @cached_property
@@ -96,9 +96,9 @@ class FittedRuns:
             points: coordinates of the layouts.
         """
         shared_pull, alone_pull = self._pulls
-        near = self.likeness.shared(points, self._points) @ shared_pull
-        same = self.likeness.alone(points, self._points) @ alone_pull
-        return self.overall + near + same
+        shared_mean = self.likeness.shared(points, self._points) @ shared_pull
+        alone_mean = self.likeness.alone(points, self._points) @ alone_pull
+        return self.overall + shared_mean + alone_mean
 
     def joint(
         self,

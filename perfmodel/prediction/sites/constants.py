@@ -212,11 +212,11 @@ def spread_from(figures: Figures, without: str = "") -> MemorySpread:
 
     # Between sources by the median absolute deviation, as inside them: a few count something else than they say, or a
     # kind of memory that the rest do not have, and would make all others look uncertain.
-    between = max(abs(center) for center in medians)
+    between_medians = max(abs(center) for center in medians)
     if len(remaining) >= _FEWEST:
-        between = _NORMAL_MAD * median(abs(center - bias) for center in medians)
-    inside = mean((_NORMAL_MAD * deviation) ** 2 for _, deviation in remaining)
-    return MemorySpread(bias, sqrt(between**2 + inside))
+        between_medians = _NORMAL_MAD * median(abs(center - bias) for center in medians)
+    within_variance = mean((_NORMAL_MAD * deviation) ** 2 for _, deviation in remaining)
+    return MemorySpread(bias, sqrt(between_medians**2 + within_variance))
 
 
 shorten_reprs(__name__)

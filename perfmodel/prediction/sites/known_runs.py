@@ -165,19 +165,19 @@ def scales(scatter: tuple[float, float]) -> Scales:
 
 
 def half_width(
-    variance: Float[np.ndarray, "nodes *shape"], weight: Float[np.ndarray, " nodes"], inside: float = 0.9
+    variance: Float[np.ndarray, "nodes *shape"], weight: Float[np.ndarray, " nodes"], coverage: float = 0.9
 ) -> Float[np.ndarray, "*shape"]:
     """Half-width of the central interval that holds a share of a mixture of normals around 0.
 
     Args:
         variance: variances of the normals.
         weight: their weights, which sum to 1.
-        inside: the share.
+        coverage: the share.
     """
     from scipy.special import ndtr
 
     per_sd = 1 / np.maximum(np.sqrt(variance), 1e-300).reshape(len(weight), -1)
-    half, share = np.zeros(per_sd.shape[1]), (1 + inside) / 2
+    half, share = np.zeros(per_sd.shape[1]), (1 + coverage) / 2
 
     # Newton's method from below never passes the answer: the share that an interval holds is concave in its half-width.
     for _ in range(_MOST_STEPS):
@@ -285,10 +285,10 @@ def known_runs(
         # A node is as likely as the runs are under it, times the prior of the weights.
         log_likelihood = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
         log_likelihood += OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(axis=1)
-        moved = (OUTLIERS + 1) / (OUTLIERS + pull**2 * noise_of_node / weight**2)
-        if np.abs(moved - weight).max(initial=0.0) < _ENOUGH:
+        next_weight = (OUTLIERS + 1) / (OUTLIERS + pull**2 * noise_of_node / weight**2)
+        if np.abs(next_weight - weight).max(initial=0.0) < _ENOUGH:
             break
-        weight = moved
+        weight = next_weight
 
         # Unlikely nodes are dropped to save time, but not in the last round, whose posterior is of all nodes that it
         # began with.

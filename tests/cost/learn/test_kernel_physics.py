@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import kernel_physics
-from perfmodel.cost.learn.parameters import join_floor, told_of_kernel
+from perfmodel.cost.learn.parameters import join_floor, kernel_share_of_time
 from perfmodel.cost.learn.rows import machine_of, rows_from_ops, rows_from_table, shape_with_flags
 from perfmodel.cost.learn.stack import Figures
 from perfmodel.ingest import clean_kernels
@@ -241,10 +241,10 @@ def test_a_time_behind_the_launch_tells_nothing_of_the_kernel() -> None:
     floor = np.log(100e-6)
     slope = jax.grad(lambda kernel: join_floor(jax.numpy, kernel, floor))
     for kernel_s in (1e-6, 60e-6, 100e-6, 150e-6, 1e-3):
-        told = told_of_kernel(np, np.log(kernel_s), floor)
+        told = kernel_share_of_time(np, np.log(kernel_s), floor)
         assert told == pytest.approx(float(slope(np.log(kernel_s))), abs=1e-5)
-    assert told_of_kernel(np, np.log(30e-6), floor) < 1e-4
-    assert told_of_kernel(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(1.0)  # timed without the host
+    assert kernel_share_of_time(np, np.log(30e-6), floor) < 1e-4
+    assert kernel_share_of_time(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(1.0)  # timed without the host
 
 
 def test_fused_kernels_take_no_longer_than_their_parts() -> None:

@@ -188,8 +188,8 @@ def _of_row(
     # beyond a whole number per device adapters serve storage
     if nics > size:
         nics -= nics % size
-    between = adapter * nics / size if nics > 0 else adapter
-    network = Level(outer, between, adapter, outer.latency_s)
+    between_nodes = adapter * nics / size if nics > 0 else adapter
+    network = Level(outer, between_nodes, adapter, outer.latency_s)
     one_device_per_node = is_network(interconnect, device) and ranks_per_node < 2
     if one_device_per_node:
         return Fabric(device_name(device), 1, (network,))
@@ -258,11 +258,15 @@ BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     """All effects on a collective of this kind and these link classes."""
     kind_effects = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
-    near = (Effect(name, inside) for name in _OF_LINKS_INSIDE)
-    far = (Effect(name, between) for name in _OF_LINKS_BETWEEN)
-    alone = (Effect(name) for name in (*_OF_ALL, *_OF_ALL_BETWEEN))
-    both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
-    return (*kind_effects, *near, *far, *alone, *both)
+    inside_effects = (Effect(name, inside) for name in _OF_LINKS_INSIDE)
+    between_effects = (Effect(name, between) for name in _OF_LINKS_BETWEEN)
+    common_effects = (Effect(name) for name in (*_OF_ALL, *_OF_ALL_BETWEEN))
+    effects_of_kind = (
+        Effect("inside", inside, kind),
+        Effect("between", between, kind),
+        Effect("hop_between", between, kind),
+    )
+    return (*kind_effects, *inside_effects, *between_effects, *common_effects, *effects_of_kind)
 
 
 _EXPECTED: Final = {

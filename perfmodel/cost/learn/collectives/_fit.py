@@ -96,8 +96,8 @@ def fit_all_curves(
     entries_of_series = Counter(code for (code, *_), _ in entries)
     several = {code for code, count in entries_of_series.items() if count > 1}
     of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
-    usual = _usual(rows.take(healthy), healthy_series, sources)
-    return {**series, **fit_curves(of_entries, *place), **usual}
+    usual_curves = _usual(rows.take(healthy), healthy_series, sources)
+    return {**series, **fit_curves(of_entries, *place), **usual_curves}
 
 
 def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[SeriesKey, np.ndarray]]:
@@ -155,9 +155,9 @@ def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, .
     result: dict[SeriesKey, dict[MeasuredPlace, None]] = {}
     columns = zip(rows.series.tolist(), rows.between.tolist(), rows.kind, rows.fabric, strict=True)
     distinct = dict.fromkeys(columns)
-    for code, between, kind, fabric in sorted(distinct, key=lambda parts: parts[:2]):
-        link = fabric.levels[-1].link if between else fabric.inside.link
-        result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between)] = None
+    for code, between_nodes, kind, fabric in sorted(distinct, key=lambda parts: parts[:2]):
+        link = fabric.levels[-1].link if between_nodes else fabric.inside.link
+        result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between_nodes)] = None
     return {key: tuple(places) for key, places in result.items()}
 
 
@@ -166,7 +166,7 @@ def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeigh
 
     Shipped series stay, to predict their own rows by; what is usual on links of other devices stays as well.
     """
-    usual = {key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)}
+    usual_curves = {key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)}
     measured: set[MeasuredPlace] = set()
     for places in site.measured_on.values():
         measured.update(places)
@@ -180,7 +180,7 @@ def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeigh
     links = {*base.most_ranks, *site.most_ranks}
     return replace(
         base,
-        curves={**base.curves, **usual},
+        curves={**base.curves, **usual_curves},
         measured_on={**base.measured_on, **site.measured_on},
         most_ranks={link: max(base.most_ranks.get(link, 0), site.most_ranks.get(link, 0)) for link in links},
         notes={**base.notes, "replaced": replaced, "kept": series_left, "own": len(site.series)},

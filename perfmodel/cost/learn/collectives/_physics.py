@@ -268,18 +268,18 @@ def _protocols(
 
     # messages of pairs have one protocol between nodes
     quick_s = c.hop_between_full_s if kind in PAIRS else c.hop_between_s
-    both = (
+    both_protocols = (
         _Protocol(xp.maximum(c.hop_inside_full_s, FULL_POSTS * post_s), c.hop_between_full_s, 1.0, FULL_START_S),
         _Protocol(xp.maximum(c.hop_inside_s, post_s), quick_s * spread, c.low_latency_share, 0.0),
     )
     if kind in PAIRS:
-        return both
+        return both_protocols
 
     # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
     share = xp.where(c.line_share > 0, c.line_share, 1.0)
     no_lines_s = xp.where(c.line_share > 0, 0.0, IMPOSSIBLE_S)
     line_s = xp.maximum(c.hop_inside_line_s, post_s)
-    return (*both, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
+    return (*both_protocols, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
 
 
 def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: LinkConstants) -> dict[str, _Algorithm]:
@@ -301,12 +301,12 @@ def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: 
         switched, no_switch_s = _reduced(xp, c.switch_share)
         networked, no_network_s = _reduced(xp, c.network_share)
         ring_volume = 2 * share * several / r
-        over = 2 * share * local
+        reduced_bytes = 2 * share * local
         summed = switched * local
         no_collnet_s = no_switch_s + no_network_s
         return {
-            "ring": _Algorithm(2 * ring_in, 2 * ring_out, over, ring_volume),
-            "tree": _Algorithm(2 * tree_in, 2 * tree_out, over, tree_volume / r / c.tree_share),
+            "ring": _Algorithm(2 * ring_in, 2 * ring_out, reduced_bytes, ring_volume),
+            "tree": _Algorithm(2 * tree_in, 2 * tree_out, reduced_bytes, tree_volume / r / c.tree_share),
             "nvls": _Algorithm(2 * local, 2 * ring_out, summed, ring_volume, no_switch_s),
             "nvls_tree": _Algorithm(2 * local, 2 * tree_out, summed, tree_volume / r, no_switch_s),
             "collnet": _Algorithm(2 * local, 2 * several, summed, networked * several / r, no_collnet_s),
@@ -351,17 +351,17 @@ def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduc
     """
     n = np.asarray(ranks, np.float64)
     r = np.minimum(np.maximum(ranks_per_node, 1.0), n)
-    between = n > r
+    between_nodes = n > r
     # The parties of the outermost tier are nodes, or the ranks of one; those of a node share what it moves.
-    parties = np.where(between, np.ceil(n / r), n)
-    share = np.where(between, r, 1.0)
+    parties = np.where(between_nodes, np.ceil(n / r), n)
+    share = np.where(between_nodes, r, 1.0)
     lacking = (parties - 1) / np.maximum(parties, 1.0)
     if kind == "all_reduce":
         volume = np.where(reduces, np.minimum(2 * lacking, 1.0), 2 * lacking) / share
     elif kind in ("all_gather", "reduce_scatter"):
         volume = lacking / share
     elif kind == "all_to_all":
-        volume = np.where(between, n - r, n - 1) / n
+        volume = np.where(between_nodes, n - r, n - 1) / n
     elif kind == "send_recv":
         volume = np.ones(len(n))
     else:  # a broadcast: every party but the root receives the buffer

@@ -104,9 +104,9 @@ class _Placements:
         by_field = np.zeros((len(_FIELDS), len(self.rows)))
         steps = np.maximum(np.abs(table), 1e-12) * STEP
         for field in range(len(_FIELDS)):
-            moved = table.copy()
-            moved[:, field] += steps[:, field]
-            by_field[field] = (self.of_table(moved) - time_s) / steps[self.link_of_row, field]
+            shifted = table.copy()
+            shifted[:, field] += steps[:, field]
+            by_field[field] = (self.of_table(shifted) - time_s) / steps[self.link_of_row, field]
 
         # By the effects that a set has, through its constants.
         result = np.zeros((len(self.rows), len(names)))
@@ -124,8 +124,8 @@ class _Placements:
 
 def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
     """Effects fitted to rows over several nodes only; effects inside a node are `known`."""
-    inside = {effect: value for effect, value in known.items() if effect.part not in BETWEEN}
-    return fit_physics(rows.take(rows.between), known, inside)
+    inside_effects = {effect: value for effect, value in known.items() if effect.part not in BETWEEN}
+    return fit_physics(rows.take(rows.between), known, inside_effects)
 
 
 def fit_physics(

@@ -125,10 +125,10 @@ class Priced:
         """An empty record of `n` prices."""
         return cls(np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object), np.zeros(n))
 
-    def put(self, at: np.ndarray, prices: "Priced") -> None:
+    def put(self, index: np.ndarray, prices: "Priced") -> None:
         """Set the prices at positions."""
         for name, column in vars(self).items():
-            column[at] = getattr(prices, name)
+            column[index] = getattr(prices, name)
 
 
 @dataclass(frozen=True)
@@ -169,21 +169,21 @@ class CollectivePrices:
         several = groups.ranks > 1
 
         # Inside a node: one table over rank counts for each number of groups that share a host bridge.
-        inside = several & (groups.ranks <= groups.ranks_per_node)
-        for sharing in np.unique(groups.interleaved[inside]).tolist():
-            at = np.flatnonzero(inside & (groups.interleaved == sharing))
-            self._fill(prices, at, request, self._inside(request, sharing), groups, groups.ranks)
+        in_node = several & (groups.ranks <= groups.ranks_per_node)
+        for sharing in np.unique(groups.interleaved[in_node]).tolist():
+            selected = np.flatnonzero(in_node & (groups.interleaved == sharing))
+            self._fill(prices, selected, request, self._inside(request, sharing), groups, groups.ranks)
 
         # Between nodes: one table over node counts for each placement.
-        between = np.flatnonzero(several & ~inside)
-        columns = [groups.ranks_per_node[between], groups.level[between], groups.concurrent[between]]
+        between_nodes = np.flatnonzero(several & ~in_node)
+        columns = [groups.ranks_per_node[between_nodes], groups.level[between_nodes], groups.concurrent[between_nodes]]
         placements, placement_of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         for i, (per_node, level, concurrent) in enumerate(placements.tolist()):
-            at = between[placement_of.ravel() == i]
+            selected = between_nodes[placement_of.ravel() == i]
             question = (request, per_node, int(level), concurrent)
             table = self._tables.get_or_compute(question, lambda question=question: self._between_table(*question))
-            self._fill(prices, at, request, table, groups, groups.ranks / groups.ranks_per_node)
-            link_bytes_per_s[at] = fabric.share_between(int(level), per_node, concurrent)
+            self._fill(prices, selected, request, table, groups, groups.ranks / groups.ranks_per_node)
+            link_bytes_per_s[selected] = fabric.share_between(int(level), per_node, concurrent)
 
         # No algorithm beats its least volume at the links' full rate.
         reduces = np.array([level.link_class.reduces for level in fabric.levels])[groups.level]
@@ -222,8 +222,8 @@ class CollectivePrices:
             links = np.array([x.link for x in fabric.levels])[levels]
             if table.count is RANKS:
                 links = np.full(len(at), fabric.inside.link)
-            most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
-            unmeasured = np.where(groups.ranks[at] <= 2 * most, "analytical", "extrapolated").astype(object)
+            most_ranks = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
+            unmeasured = np.where(groups.ranks[at] <= 2 * most_ranks, "analytical", "extrapolated").astype(object)
 
         # Curves of links alone are those of other devices.
         measured &= not isinstance(table.source, LinksKey)
@@ -233,10 +233,10 @@ class CollectivePrices:
         # Widths differ by provenance, and between messages that latency and that bandwidth bounds.
         tier = "inside" if table.count is RANKS else "between"
         for name in np.unique(provenance.astype(str)):
-            for large in (False, True):
-                alike = (provenance == name) & ((size >= LARGE) == large)
-                width = self.weights.half_width(name, request.kind, tier, large, table.source)
-                prices.half_width[at[alike]] = width
+            for is_large in (False, True):
+                same_source = (provenance == name) & ((size >= LARGE) == is_large)
+                width = self.weights.half_width(name, request.kind, tier, is_large, table.source)
+                prices.half_width[at[same_source]] = width
 
     def _inside(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node, a number of which share a host bridge (cached)."""
@@ -246,9 +246,9 @@ class CollectivePrices:
     def _bridge_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups that share a host bridge: no shorter than alone, and never counted as measured."""
         # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
-        alone = self._inside(request, 1.0)
+        one_group = self._inside(request, 1.0)
         shared = self._inside_table(request, sharing)
-        return _Table(RANKS, np.maximum(alone.log_s, shared.log_s), {}, alone.source)
+        return _Table(RANKS, np.maximum(one_group.log_s, shared.log_s), {}, one_group.source)
 
     def _inside_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node.
@@ -294,7 +294,7 @@ class CollectivePrices:
         """Table of groups over several nodes, by their number; one node first, from the table inside it."""
         fabric = request.fabric
         parts, source = self._measured_curves(request, True, level, per_node)
-        told_as_measured = isinstance(source, SeriesKey)
+        is_measured_series = isinstance(source, SeriesKey)
         in_network = request.algorithm == "collnet"
 
         # Groups at once share the nominal rate equally, unless it was measured how they slow one another: a group alone
@@ -321,7 +321,7 @@ class CollectivePrices:
             latency_s = time_s[:, :1]
             time_s = latency_s + np.maximum(time_s - latency_s, 0.0) * concurrent**exponent
         log_s = _over_bytes(np.log(time_s), source)
-        if not told_as_measured:
+        if not is_measured_series:
             log_s = rising(log_s, axis=0)
 
         # One node: the group inside it, than which no larger one is faster. Ranks that have a node each have no such
@@ -329,15 +329,15 @@ class CollectivePrices:
         one_node = log_s[0]
         if per_node > 1:
             bridged = fabric.inside.link_class.bridged
-            inside = self._inside(request, concurrent if bridged else 1.0)
+            in_node_prices = self._inside(request, concurrent if bridged else 1.0)
             ranks_inside = np.full(len(GRID), per_node)
-            one_node = _read(inside, GRID, ranks_inside)
-            if not told_as_measured:
+            one_node = _read(in_node_prices, GRID, ranks_inside)
+            if not is_measured_series:
                 log_s = np.maximum(log_s, one_node)
-            if bridged and request.kind in RING_KINDS and not told_as_measured:
+            if bridged and request.kind in RING_KINDS and not is_measured_series:
                 # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
                 more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
-                in_ring = np.array([_read(inside, GRID + octaves, ranks_inside) for octaves in more_octaves])
+                in_ring = np.array([_read(in_node_prices, GRID + octaves, ranks_inside) for octaves in more_octaves])
                 log_s = np.maximum(log_s, in_ring)
 
         measured: dict[float, Curve] = {}
@@ -372,8 +372,8 @@ class CollectivePrices:
                 parts = between_of(placements, per_node)
             else:
                 # Curves inside one node by ranks.
-                inside = {ranks: curve for (ranks, per_node), curve in placements.items() if ranks <= per_node}
-                parts = [(1.0, inside)] if inside else []
+                in_node_curves = {ranks: curve for (ranks, per_node), curve in placements.items() if ranks <= per_node}
+                parts = [(1.0, in_node_curves)] if in_node_curves else []
             if parts:
                 return parts, key
         return [], None
@@ -416,15 +416,15 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     log_counts = np.log2(table.count)
     place_of_count = np.interp(np.log2(count), log_counts, np.arange(len(log_counts)))
     below_count = np.minimum(place_of_count.astype(np.int64), len(log_counts) - 2)
-    across, up = place_of_size - below_size, place_of_count - below_count
+    along_sizes, along_counts = place_of_size - below_size, place_of_count - below_count
 
     def at_count(number: np.ndarray) -> np.ndarray:
         """Log times of a count of the table, between its two nearest sizes."""
-        return table.log_s[number, below_size] * (1 - across) + table.log_s[number, below_size + 1] * across
+        return table.log_s[number, below_size] * (1 - along_sizes) + table.log_s[number, below_size + 1] * along_sizes
 
     below, above = at_count(below_count), at_count(below_count + 1)
     beyond_grid = np.log(2) * np.maximum(size - GRID[-1], 0)
-    return below * (1 - up) + above * up + beyond_grid
+    return below * (1 - along_counts) + above * along_counts + beyond_grid
 
 
 def predict_collective_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:

@@ -142,7 +142,7 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
     is_send = kind == "send_recv"
     nodes = np.where(is_send & (ranks > per_node), np.ceil(ranks / np.maximum(per_node, 1)), 1)
     group = np.where(is_send & (ranks >= 2), np.maximum(nodes, 2), ranks)
-    here = np.where(is_send & (nodes > 1), 1.0, np.minimum(np.maximum(per_node, 1), group))
+    ranks_per_node = np.where(is_send & (nodes > 1), 1.0, np.minimum(np.maximum(per_node, 1), group))
 
     series, keys = _series(table)
     return CollectiveRows(
@@ -156,7 +156,7 @@ def collective_rows(table: "pd.DataFrame") -> CollectiveRows:
         any_algorithm=table["library_chose"].to_numpy(bool),
         buffer_bytes=size,
         ranks=group,
-        ranks_per_node=here,
+        ranks_per_node=ranks_per_node,
         time_s=number(table, "time_us") * 1e-6,
         doubtful=table["doubtful"].to_numpy(bool),
         disturbed=table["disturbed"].to_numpy(bool),
@@ -258,9 +258,9 @@ def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tupl
     reason[rows.disturbed] = DISTURBED
 
     # These are judged by nothing else, and the rates of their series are those of the others.
-    alone = np.flatnonzero(~rows.disturbed & (rows.groups == 1))
-    for (code, between), group in groups_of(rows.series[alone], rows.between[alone]):
-        index = alone[group]
+    single_groups = np.flatnonzero(~rows.disturbed & (rows.groups == 1))
+    for (code, between), group in groups_of(rows.series[single_groups], rows.between[single_groups]):
+        index = single_groups[group]
         key = rows.keys[code]
         if not (between and key.starts(no_guide)):
             tier = between or is_network(key.interconnect, key.device)
@@ -294,8 +294,8 @@ def slowdowns(rows: CollectiveRows) -> dict[str, float]:
         ratios[f"{device[i]} {rows.kind[i]} {place}", int(rows.groups[i])].append(ratio)
 
     result = {}
-    for (what, groups), measured in sorted(ratios.items()):
-        result[f"{what}, {groups} groups at once"] = float(np.median(measured))
+    for (key, groups), measured in sorted(ratios.items()):
+        result[f"{key}, {groups} groups at once"] = float(np.median(measured))
     return result
 
 
@@ -306,16 +306,16 @@ def times_over_alone(rows: CollectiveRows) -> list[tuple[int, float]]:
     group that were repeated count by their median.
     """
     alone_s: dict[tuple[Hashable, ...], list[float]] = defaultdict(list)
-    beside: list[tuple[int, tuple[Hashable, ...]]] = []
+    concurrent: list[tuple[int, tuple[Hashable, ...]]] = []
     columns = (rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node, rows.buffer_bytes)
     has_time = np.isfinite(rows.time_s) & (rows.time_s > 0)
     for i in np.flatnonzero(~rows.disturbed & has_time).tolist():
-        same = tuple(column[i] for column in columns)
+        case = tuple(column[i] for column in columns)
         if rows.groups[i] == 1:
-            alone_s[same].append(float(rows.time_s[i]))
+            alone_s[case].append(float(rows.time_s[i]))
         else:
-            beside.append((i, same))
-    return [(i, float(rows.time_s[i]) / float(np.median(alone_s[same]))) for i, same in beside if same in alone_s]
+            concurrent.append((i, case))
+    return [(i, float(rows.time_s[i]) / float(np.median(alone_s[case]))) for i, case in concurrent if case in alone_s]
 
 
 def _of_tier(
@@ -376,8 +376,8 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
         nominal *= np.minimum((rows.ranks - 1) / MESH_PEERS, 1.0)
 
     # Small messages take their latency, which says nothing of the rate: the large ones of a placement judge for all.
-    large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
-    share = pd.Series(np.where(large, bus / rows.time_s / nominal, np.nan))
+    is_large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
+    share = pd.Series(np.where(is_large, bus / rows.time_s / nominal, np.nan))
     # the median of a placement under one software, so that a few slow runs do not condemn it
     middle = share.groupby([rows.software.astype(str), rows.ranks, rows.ranks_per_node]).transform("median")
     return np.asarray(middle, np.float64) < FAR_BELOW

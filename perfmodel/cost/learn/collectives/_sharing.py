@@ -94,6 +94,8 @@ def _log_slowdowns(rows: CollectiveRows, weights: CollectiveWeights) -> Float64[
             np.full(2, column[i]) for column in (rows.buffer_bytes, rows.ranks, rows.ranks_per_node)
         )
         groups = np.array([float(rows.groups[i]), 1.0])
-        beside_s, alone_s = prices.price(request, Groups.on(fabric, size, ranks, per_node, outermost, groups)).time_s
-        log_slowdowns[i] = np.log(beside_s / alone_s)
+        concurrent_s, alone_s = prices.price(
+            request, Groups.on(fabric, size, ranks, per_node, outermost, groups)
+        ).time_s
+        log_slowdowns[i] = np.log(concurrent_s / alone_s)
     return log_slowdowns

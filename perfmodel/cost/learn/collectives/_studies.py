@@ -84,34 +84,34 @@ def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
     of_series = quantiles(rows, np.where(measured, error, np.nan), "measured")
 
     # the same rows as if nobody had said whose they are: how far series of a fabric lie from its usual price
-    usual = predict_collective_rows(CollectivePrices(weights), rows.anonymous())
+    usual_times = predict_collective_rows(CollectivePrices(weights), rows.anonymous())
     source = rows.of_series("source")
     is_reference = np.isin(source, sources.reference or source)
-    known = (usual.provenance == "measured") & is_reference
-    error = np.where(known, np.log(usual.time_s / rows.time_s), np.nan)
+    known = (usual_times.provenance == "measured") & is_reference
+    error = np.where(known, np.log(usual_times.time_s / rows.time_s), np.nan)
     return of_series | quantiles(rows, error, "usual")
 
 
-def quantiles(rows: CollectiveRows, error: np.ndarray, what: str) -> dict[Scope, float]:
+def quantiles(rows: CollectiveRows, error: np.ndarray, basis: str) -> dict[Scope, float]:
     """90 % quantiles of absolute errors (NaN: none) by `Scope`; those `measured` also by series."""
     # Scopes from general to special, each with its rows and how many errors it needs.
     large = rows.buffer_bytes >= 1 << LARGE
     tier = np.where(rows.between, "between", "inside").astype(object)
     scopes: list[tuple[Scope, np.ndarray, int]] = []
     for (is_large, place), index in groups_of(large, tier):
-        scopes.append((Scope(what, is_large, place), index, 1))
+        scopes.append((Scope(basis, is_large, place), index, 1))
     for (is_large, place, kind), index in groups_of(large, tier, rows.kind):
-        scopes.append((Scope(what, is_large, place, kind), index, FEWEST))
-    if what == "measured":
+        scopes.append((Scope(basis, is_large, place, kind), index, FEWEST))
+    if basis == "measured":
         for (is_large, code), index in groups_of(large, rows.series):
-            scopes.append((Scope(what, is_large, series=rows.keys[code]), index, FEWEST))
+            scopes.append((Scope(basis, is_large, series=rows.keys[code]), index, FEWEST))
 
-    level = 0.9 if what in ("measured", "usual") else LEVEL_OF_OTHERS
+    level = 0.9 if basis in ("measured", "usual") else LEVEL_OF_OTHERS
     widths = {}
     for scope, index, fewest in scopes:
         known = at_most(rows, index[np.isfinite(error[index])])
         # A width that is to hold for other series must come from several.
-        tells_of_others = fewest > 1 and what != "measured"
+        tells_of_others = fewest > 1 and basis != "measured"
         too_few_series = tells_of_others and len(set(rows.series[known])) < FEWEST_SERIES
         if len(known) >= fewest and not too_few_series:
             widths[scope] = round(conformal_quantile(error[known], level), 4)
@@ -193,26 +193,28 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
 
     # 4. Fabrics between nodes, one at a time, by physics that has not seen them.
     _LOG.info("fabrics and rank counts beyond, between nodes")
-    between = healthy.take(healthy.between)
+    between_nodes = healthy.take(healthy.between)
     curves_inside = replace(weights, curves=_inside_curves(weights.curves))
 
     def with_physics_of(train: CollectiveRows) -> CollectiveWeights:
         return replace(curves_inside, physics=fit_between(train, weights.physics))
 
-    fold = _folds(fabric_names(between), len(between))
-    error = _left_out(between, fold, with_physics_of)
-    parts.append(_crossed("fabrics between nodes", between, error, fold, {}, "analytical"))
-    spread |= quantiles(between, error, "analytical")
+    fold = _folds(fabric_names(between_nodes), len(between_nodes))
+    error = _left_out(between_nodes, fold, with_physics_of)
+    parts.append(_crossed("fabrics between nodes", between_nodes, error, fold, {}, "analytical"))
+    spread |= quantiles(between_nodes, error, "analytical")
 
     # 5. The largest rank counts of every series, with the widths that fabrics left out teach.
-    error = _left_out(between, np.where(most_ranks(between), 0, -1), with_physics_of)
-    known = CollectiveWeights(physics={}, spread=quantiles(between, parts[-1].error, "analytical"))
-    half = half_widths(between, np.flatnonzero(np.isfinite(error)), known, "analytical")
-    parts.append(LeftOut("rank counts beyond", between, error, half, {}))
+    error = _left_out(between_nodes, np.where(most_ranks(between_nodes), 0, -1), with_physics_of)
+    known = CollectiveWeights(physics={}, spread=quantiles(between_nodes, parts[-1].error, "analytical"))
+    half = half_widths(between_nodes, np.flatnonzero(np.isfinite(error)), known, "analytical")
+    parts.append(LeftOut("rank counts beyond", between_nodes, error, half, {}))
 
     # inside a node physics alone is as far off as the links of other devices are
-    inside = {scope._replace(what="analytical"): width for scope, width in spread.items() if scope.what == "links"}
-    return Study(inside | spread, tuple(parts), left_out_exchanges(exchanges))
+    in_node_widths = {
+        scope._replace(what="analytical"): width for scope, width in spread.items() if scope.what == "links"
+    }
+    return Study(in_node_widths | spread, tuple(parts), left_out_exchanges(exchanges))
 
 
 def fabric_names(rows: CollectiveRows) -> np.ndarray:
@@ -232,12 +234,12 @@ def most_ranks(rows: CollectiveRows) -> np.ndarray:
 
 def _inside_curves(curves: Mapping[CurveKey, Placements]) -> dict[CurveKey, Placements]:
     """Curves of groups inside one node."""
-    inside = {}
+    in_node = {}
     for key, placements in curves.items():
         in_one_node = {place: curve for place, curve in placements.items() if place[0] <= place[1]}
         if in_one_node:
-            inside[key] = in_one_node
-    return inside
+            in_node[key] = in_one_node
+    return in_node
 
 
 def ranks_fold(rows: CollectiveRows) -> np.ndarray:
@@ -270,7 +272,7 @@ def _folds(label: np.ndarray, folds: int) -> np.ndarray:
 
 
 def _crossed(
-    what: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, simpler: dict[str, np.ndarray], name: str
+    basis: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, simpler: dict[str, np.ndarray], name: str
 ) -> LeftOut:
     """Held-out rows, each with the half-width from the other folds."""
     half = np.full(len(rows), np.nan)
@@ -278,18 +280,18 @@ def _crossed(
         known = CollectiveWeights(physics={}, spread=quantiles(rows, np.where(fold == k, np.nan, error), name))
         test = np.flatnonzero((fold == k) & np.isfinite(error))
         half[test] = half_widths(rows, test, known, name)[test]
-    return LeftOut(what, rows, error, half, simpler)
+    return LeftOut(basis, rows, error, half, simpler)
 
 
 def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeights, name: str) -> np.ndarray:
     """Half-widths of the rows at `index` from the errors of this name in `known`; NaN elsewhere, float64[n]."""
     half = np.full(len(rows), np.nan)
-    for at in index:
-        tier = "between" if rows.between[at] else "inside"
-        large = bool(rows.buffer_bytes[at] >= 1 << LARGE)
-        source = {"measured": rows.keys[rows.series[at]], "links": LinksKey("", "")}.get(name)
+    for i in index:
+        tier = "between" if rows.between[i] else "inside"
+        is_large = bool(rows.buffer_bytes[i] >= 1 << LARGE)
+        source = {"measured": rows.keys[rows.series[i]], "links": LinksKey("", "")}.get(name)
         provenance = "learned" if name == "links" else name
-        half[at] = known.half_width(provenance, str(rows.kind[at]), tier, large, source)
+        half[i] = known.half_width(provenance, str(rows.kind[i]), tier, is_large, source)
     return half
 
 

@@ -121,16 +121,16 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
         place = np.interp(np.log2(count), np.log2(known), np.arange(len(known)))
         low = np.minimum(place.astype(int), max(len(known) - 2, 0))
         high = np.minimum(low + 1, len(known) - 1)
-        up = (place - low)[:, None]
-        total += share * (values[low] * (1 - up) + values[high] * up)
+        weight = (place - low)[:, None]
+        total += share * (values[low] * (1 - weight) + values[high] * weight)
     return total
 
 
 def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
     """Curves over several nodes by number of nodes, with their weights: of the ranks per node asked for or, if they
     were not measured, of those measured next to them, weighed by nearness in the logarithm."""
-    between = {place: curve for place, curve in placements.items() if place[0] > place[1]}
-    known = sorted({per_node for _, per_node in between})
+    between_nodes = {place: curve for place, curve in placements.items() if place[0] > place[1]}
+    known = sorted({per_node for _, per_node in between_nodes})
     low = max((per_node for per_node in known if per_node <= ranks_per_node), default=None)
     high = min((per_node for per_node in known if per_node >= ranks_per_node), default=None)
 
@@ -138,12 +138,12 @@ def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[floa
     if low is None or high is None or low == high:
         shares = [(1.0, per_node) for per_node in {low, high} - {None}]
     else:
-        up = float(np.log2(ranks_per_node / low) / np.log2(high / low))
-        shares = [(1 - up, low), (up, high)]
+        weight = float(np.log2(ranks_per_node / low) / np.log2(high / low))
+        shares = [(1 - weight, low), (weight, high)]
 
     parts = []
     for share, known_per_node in shares:
-        by_nodes = {n / per_node: curve for (n, per_node), curve in between.items() if per_node == known_per_node}
+        by_nodes = {n / per_node: curve for (n, per_node), curve in between_nodes.items() if per_node == known_per_node}
         parts.append((share, by_nodes))
     return parts
 
@@ -337,16 +337,16 @@ class CollectiveWeights:
         Parts share the mean of what all of them were measured with on such links. What a site fits to its own device
         (`_merged`) stands before that.
         """
-        alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
+        by_placement: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
         # sorted, as the last digits of a mean depend on the order of what is added
         for key, places in _sorted(self.curves).items():
             if isinstance(key, FabricKey):
                 for name in names_of_parts(key.device):
-                    of_parts = alike.setdefault(key._replace(device=name), {})
+                    of_parts = by_placement.setdefault(key._replace(device=name), {})
                     for place, curve in places.items():
                         of_parts.setdefault(place, []).append(curve)
         shared: dict[CurveKey, Placements] = {}
-        for key, curves_by_place in alike.items():
+        for key, curves_by_place in by_placement.items():
             shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
         not_of_fabrics = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
         return replace(self, curves={**not_of_fabrics, **shared})
@@ -354,18 +354,18 @@ class CollectiveWeights:
     def half_width(self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None) -> float:
         """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
         # what the price stands on says more than its provenance
-        what = provenance
+        basis = provenance
         if isinstance(source, LinksKey):
-            what = "links"
+            basis = "links"
         elif isinstance(source, FabricKey) and provenance == "measured":
-            what = "usual"
+            basis = "usual"
 
         # From special to general: of the series, of the kind, of all kinds. Nothing was left out beyond what was
         # measured, so what is extrapolated has the widths of what is analytical.
         scopes = []
-        if what == "measured" and isinstance(source, SeriesKey):
-            scopes.append(Scope(what, large, series=source))
-        for known in (what, "analytical") if what == "extrapolated" else (what,):
+        if basis == "measured" and isinstance(source, SeriesKey):
+            scopes.append(Scope(basis, large, series=source))
+        for known in (basis, "analytical") if basis == "extrapolated" else (basis,):
             scopes += [Scope(known, large, tier, kind), Scope(known, large, tier)]
         for scope in scopes:
             if scope in self.spread:

@@ -210,18 +210,18 @@ def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
     for depth, beside in enumerate(_PLACES):
         for place, index in moe_places(rows, beside):
             curve = weights.curves.get(place, {}).get((1.0, 1.0))
-            at = index[~corrected[index]]
-            if curve is None or not len(at):
+            uncorrected = index[~corrected[index]]
+            if curve is None or not len(uncorrected):
                 continue
-            correction[at] = np.interp(position[at], np.arange(len(GRID)), curve.everywhere())
-            corrected[at] = True
+            correction[uncorrected] = np.interp(position[uncorrected], np.arange(len(GRID)), curve.everywhere())
+            corrected[uncorrected] = True
             # only of the very routing, with as many multiprocessors, a time counts as measured
             if depth == 0:
-                provenance[at] = "measured"
+                provenance[uncorrected] = "measured"
 
-    small = rows.tokens < SMALL_TOKENS
+    few_tokens = rows.tokens < SMALL_TOKENS
     half_widths = []
-    for source, is_small in zip(provenance, small.tolist(), strict=True):
+    for source, is_small in zip(provenance, few_tokens.tolist(), strict=True):
         half_widths.append(weights.spread.get(Scope(source, not is_small), 0.5))
     time_s = moe_curves(rows, weights.series) * np.exp(correction)
     return Priced(time_s, np.array(half_widths), provenance, np.zeros(len(rows)))
@@ -233,7 +233,7 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
     name = np.array([str(key) for key in rows.keys], object)[rows.series]
     columns = [name, rows.ranks, rows.nodes, rows.hidden, rows.topk, rows.experts]
     result = {}
-    for what, together in (("measured", [*columns, rows.tokens]), ("learned", columns)):
+    for basis, together in (("measured", [*columns, rows.tokens]), ("learned", columns)):
         fold = hashed(together) % folds
         error = np.full(len(rows), np.nan)
         for k in range(folds):
@@ -241,15 +241,17 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
             if len(train) and len(test):
                 without = MoeWeights(series, _moe_fit_curves(train, series))
                 error[test] = np.log(predict_moe(without, rows.take(test)).time_s / rows.time_s[test])
-        result[what] = error
+        result[basis] = error
 
     # devices left out in turn: priced by the constants of all series on other ones
     device = np.array([key.device for key in rows.keys], object)[rows.series]
     error = np.full(len(rows), np.nan)
-    for (name,), at in groups_of(device):
+    for (name,), rows_of_device in groups_of(device):
         elsewhere = {key: vector for key, vector in series.items() if key.device != name}
         if elsewhere:
-            error[at] = np.log(moe_curves(rows.take(at), elsewhere) / rows.time_s[at])
+            error[rows_of_device] = np.log(
+                moe_curves(rows.take(rows_of_device), elsewhere) / rows.time_s[rows_of_device]
+            )
     return result | {"extrapolated": error}
 
 
@@ -258,29 +260,29 @@ def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dic
     titles = {"measured": "shapes", "learned": "routings", "extrapolated": "devices"}
     half = hashed([rows.tokens]) % 2
     result = {}
-    for what, error in moe_errors(rows, series).items():
+    for basis, error in moe_errors(rows, series).items():
         # widths of one half's rows from the errors of the other, so that none is judged by itself
         width = np.full(len(rows), np.nan)
         for k in (0, 1):
-            known = _by_size(rows, np.where(half == k, np.nan, error), what)
-            for small in (True, False):
-                part = (half == k) & ((rows.tokens < SMALL_TOKENS) == small)
-                width[part] = known.get(Scope(what, not small), np.nan)
-        result[titles[what]] = error, width
+            known = _by_size(rows, np.where(half == k, np.nan, error), basis)
+            for few_tokens in (True, False):
+                part = (half == k) & ((rows.tokens < SMALL_TOKENS) == few_tokens)
+                width[part] = known.get(Scope(basis, not few_tokens), np.nan)
+        result[titles[basis]] = error, width
     return result
 
 
 def moe_spread(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[Scope, float]:
     """Half-widths by provenance and size."""
     result: dict[Scope, float] = {}
-    for what, error in moe_errors(rows, series).items():
-        result |= _by_size(rows, error, what)
+    for basis, error in moe_errors(rows, series).items():
+        result |= _by_size(rows, error, basis)
     return result
 
 
-def _by_size(rows: MoeRows, error: np.ndarray, what: str) -> dict[Scope, float]:
+def _by_size(rows: MoeRows, error: np.ndarray, basis: str) -> dict[Scope, float]:
     sizes = ((False, rows.tokens < SMALL_TOKENS), (True, rows.tokens >= SMALL_TOKENS))
-    known = {Scope(what, large): error[part & np.isfinite(error)] for large, part in sizes}
+    known = {Scope(basis, is_large): error[part & np.isfinite(error)] for is_large, part in sizes}
     return {scope: round(conformal_quantile(errors), 4) for scope, errors in known.items() if len(errors)}
 
 

@@ -64,13 +64,13 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
     known, family = in_range_intervals(error, log_time, group) if len(test) else ({}, _typical("near"))
     groups = {pairs[code]: quantiles for code, quantiles in known.items()}
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
-    inside = Intervals(groups, family, family, family, family)
+    in_range = Intervals(groups, family, family, family, family)
     record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
 
     # The largest kernels, then devices kept out: intervals outside of that range.
     beyond, record["large_left_out"] = _large(trials)
-    near, far, record["device_left_out"] = _devices(trials)
-    intervals = replace(inside, near=near, far=far, beyond=beyond)
+    near_devices, far_devices, record["device_left_out"] = _devices(trials)
+    intervals = replace(in_range, near=near_devices, far=far_devices, beyond=beyond)
     return Evaluation(intervals, record, shapes.params)
 
 
@@ -95,8 +95,8 @@ class Trials:
     ) -> Regressor:
         """A regressor that has seen only `fit_on`, and was stopped by `check_on`; without intervals or record."""
         samples, recipe = self.samples, self.recipe
-        seen = np.concatenate([fit_on, check_on]).astype(np.int64)
-        part = samples.take(seen)
+        used_rows = np.concatenate([fit_on, check_on]).astype(np.int64)
+        part = samples.take(used_rows)
 
         # Stacks as if the rest had never been measured: plans must not rest on kinds that were left out.
         kinds: list[dict[KernelKind, int]] = [{} for _ in samples.stacks]
@@ -110,7 +110,7 @@ class Trials:
             self.code,
             recipe,
             fit_on=np.arange(len(fit_on)),
-            check_on=np.arange(len(fit_on), len(seen)),
+            check_on=np.arange(len(fit_on), len(used_rows)),
             steps=steps,
             seed=self.seed,
             report=self.stages.report(title),
@@ -152,13 +152,13 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
     half = (keys // np.uint64(7)) % np.uint64(2) == 0
     covered = np.zeros(len(error), bool)
     # intervals of one half of the shapes, judged by the other, both ways: no shape judges itself
-    for side in (half, ~half):
-        if not side.any() or side.all():
+    for held_out in (half, ~half):
+        if not held_out.any() or held_out.all():
             return None
-        groups, family = in_range_intervals(error[side], log_time[side], group[side])
-        rest = ~side
-        for code in np.unique(group[rest]).tolist():
-            in_group = rest & (group == code)
+        groups, family = in_range_intervals(error[held_out], log_time[held_out], group[held_out])
+        fitted = ~held_out
+        for code in np.unique(group[fitted]).tolist():
+            in_group = fitted & (group == code)
             low, high = groups.get(code, family).at(log_time[in_group])
             covered[in_group] = (error[in_group] >= low) & (error[in_group] <= high)
     return round(float(covered.mean()), 4)
@@ -168,16 +168,16 @@ def _large(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     """Errors on the largest kernels of every group, when they were left out."""
     samples = trials.samples
     size = samples.physics()[0].flops
-    large = np.zeros(len(samples), bool)
+    is_large = np.zeros(len(samples), bool)
     pairs, group = groups_of_samples(samples)
     # of every group by itself: what is large for one device or kind is not for another
     for number in range(len(pairs)):
         in_group = group == number
         if in_group.sum() >= FEWEST_OF_DEVICE:
-            large |= in_group & (size > np.quantile(size[in_group], 1.0 - LARGE_SHARE))
-    if large.sum() < 50:
+            is_large |= in_group & (size > np.quantile(size[in_group], 1.0 - LARGE_SHARE))
+    if is_large.sum() < 50:
         return _typical("beyond"), {"n": 0}
-    error, log_time = log_errors(trials.without("large out", "large", large), samples, np.flatnonzero(large))
+    error, log_time = log_errors(trials.without("large out", "large", is_large), samples, np.flatnonzero(is_large))
     return bucketed(error, log_time), figures_of_errors(error)
 
 
@@ -203,10 +203,10 @@ def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
         error, _ = log_errors(regressor, samples, index)
 
         # apart by how they were answered: a near relative tells more than a device of another generation
-        near = _from_near(regressor, samples, index)
-        errors["near"].append(error[near])
-        errors["far"].append(error[~near])
-        relation = "near" if near.mean() > 0.5 else "far"
+        near_errors = _from_near(regressor, samples, index)
+        errors["near"].append(error[near_errors])
+        errors["far"].append(error[~near_errors])
+        relation = "near" if near_errors.mean() > 0.5 else "far"
         record[device] = {"relation": relation, **figures_of_errors(error)}
     return _pooled(errors["near"], "near"), _pooled(errors["far"], "far"), record
 
@@ -216,13 +216,13 @@ def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.
     kinds = samples.rows.kinds
     # a plan follows from stack and kind alone: few of them for many samples
     pairs, codes = np.unique(samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True)
-    near = []
+    near_relatives = []
     for pair in pairs.tolist():
         stack = samples.stacks[pair // len(kinds)]
         kind = kinds[pair % len(kinds)]
         plan = regressor.plan(Query(stack.figures, stack.source, stack.software), kind)
-        near.append(plan.mode != "far")
-    return np.array(near)[codes]
+        near_relatives.append(plan.mode != "far")
+    return np.array(near_relatives)[codes]
 
 
 def _pooled(errors: list[np.ndarray], relation: str) -> Quantiles:

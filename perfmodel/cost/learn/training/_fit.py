@@ -85,15 +85,15 @@ def fit(
     out = Path(out)
     frames = [table if isinstance(table, pd.DataFrame) else read_table(table) for table in tables]
     rows = {name: _rows_of_family(frames, name) for name in FAMILIES}
-    wanted = [name for name in FAMILIES if rows[name] and family in (None, name)]
-    if not wanted:
+    names = [name for name in FAMILIES if rows[name] and family in (None, name)]
+    if not names:
         raise TableError(f"the tables have no rows of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
-    chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in wanted]
+    chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in names]
     # kept in the weights, so that a later run knows what they were fitted from
     hashes = table_hashes(tables)
     result = {}
     for recipe in chosen:
-        if recipe.family not in wanted:
+        if recipe.family not in names:
             continue
         record = _done(out, recipe, seed, hashes) if resume else None
         if record is None:
@@ -228,11 +228,11 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
         return None
     try:
         # equal files, recipe and seed give equal weights: nothing to fit anew
-        same = Recipe.from_dict(record["recipe"]) == recipe
+        same_recipe = Recipe.from_dict(record["recipe"]) == recipe
     except (KeyError, TypeError):
         # of a release with other settings
         return None
-    return record if same and (record.get("seed"), record.get("tables")) == (seed, hashes) else None
+    return record if same_recipe and (record.get("seed"), record.get("tables")) == (seed, hashes) else None
 
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:

@@ -128,8 +128,8 @@ class Stages:
 
         def report(now: int, steps: int, error: float) -> None:
             # without shapes to stop by the error is NaN, which equals nothing, not even itself
-            shown = f", held-out error {100 * error:.2f} %" if error == error else ""
-            progress(f"{self._name}: {stage}{shown}", now, steps)
+            error_text = f", held-out error {100 * error:.2f} %" if error == error else ""
+            progress(f"{self._name}: {stage}{error_text}", now, steps)
 
         return report
 

@@ -53,18 +53,18 @@ def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarra
     physics, raw, positions = feature_matrix(np, family, inputs)
 
     # Scaling and ranges from what is fitted on alone: the rows that are left out must look new.
-    seen = raw[fit_on]
-    scale = seen.std(axis=0)
+    fitted_rows = raw[fit_on]
+    scale = fitted_rows.std(axis=0)
     low, high = _ranges(positions[fit_on], samples.stack[fit_on], len(samples.stacks))
     frozen = Parameters(
         log_fixed_s=base.log_fixed_s,
         log_compute=base.log_compute,
         log_memory=base.log_memory,
         log_floor_s=base.log_floor_s,
-        mean=seen.mean(axis=0),
+        mean=fitted_rows.mean(axis=0),
         scale=np.where(scale > 1e-6, scale, 1.0),
-        low=seen.min(axis=0),
-        high=seen.max(axis=0),
+        low=fitted_rows.min(axis=0),
+        high=fitted_rows.max(axis=0),
         kernels=(),
         biases=(),
         stack_embedding=np.zeros((0, 0)),
