@@ -58,29 +58,31 @@ def corrections(
     Args:
         slowed_s: seconds by which recording lengthened the step, all of them on the host between operators.
     """
-    # Each source of time is told by another part of the profile, so that these can be worked out
-    # one by one.
+    # Each source of time shows in another part of the profile, so they can be worked out one by one.
     settled = [
-        *_kernels(problem, sides),
-        *_links(problem, sides),
-        *_host(problem, layout, profile, sides, slowed_s),
-        *_skew(problem, sides),
-        *_contention(problem, profile, sides),
+        *_kernel_factors(problem, sides),
+        *_link_factors(problem, sides),
+        *_host_times(problem, layout, profile, sides, slowed_s),
+        *_arrival_spread(problem, sides),
+        *_contention_loss(problem, profile, sides),
         *_between_steps(profile, sides),
     ]
 
-    # How much is hidden is compared last, with everything else at its measured time.
+    # The hidden share comes last, because its prediction needs the measured times of everything else.
     values = tuple((correction.name, correction.value) for correction in settled)
     so_far = Adjustment(device=problem.cluster.device.name, values=values)
-    return (*settled, *_hidden(problem.adjusted(so_far), layout, sides))
+    return (*settled, *_overlap_loss(problem.adjusted(so_far), layout, sides))
 
 
-def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
-    """Factors of families: a device's total of each, measured over predicted. If only a few devices of a pipeline were
-    recorded, kernels of known shape are compared instead, each with its own prediction."""
+def _kernel_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
+    """Factors of kernel families: measured over predicted seconds per device.
+
+    If only a few devices of a pipeline were recorded, kernels of known shape are compared instead, each with its own
+    prediction.
+    """
     for family, (predicted_s, measured_s) in sides.families().items():
-        tells_little = measured_s < LEAST_SHARE * sides.predicted_step_s
-        if family not in KERNEL_FACTORS or tells_little or predicted_s <= 0:
+        is_negligible = measured_s < LEAST_SHARE * sides.predicted_step_s
+        if family not in KERNEL_FACTORS or is_negligible or predicted_s <= 0:
             continue
 
         # Calls that were held up count as the median of their kernel.
@@ -88,7 +90,7 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         spread = _spread_over_steps(calls)
         shaped = [call for call in calls if call.op is not None]
         measured_s *= _usual_s(calls) / sum(call.time_s for call in calls)
-        # The fewer devices stand for all and the less was matched, the more the standard error is at least.
+        # The standard error has a floor, which is higher if few devices were recorded or few kernels were matched.
         if sides.stands_for_all:
             floor = _SHAPED + (1 - sides.matched(family)) * (NAMED_SD - _SHAPED)
         elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
@@ -130,7 +132,7 @@ def _spread_over_steps(calls: Sequence[Call]) -> float:
     return float(np.std(log_s, ddof=1) / sqrt(len(of_step)))
 
 
-def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
+def _link_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     """Latency and inverse bandwidth of each tier: least squares of the log times of collectives without their waits."""
     from scipy.optimize import least_squares
 
@@ -172,7 +174,7 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         )
 
 
-class _Seen(NamedTuple):
+class _ObservedLink(NamedTuple):
     """Collectives of one size."""
 
     op: Collective
@@ -185,7 +187,7 @@ class _Seen(NamedTuple):
     determine the mean well."""
 
 
-def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
+def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_ObservedLink]:
     """Collectives by size. Those of unknown size are assumed to be the predicted ones of their kind (or of any kind, if
     no name identifies it), all longer by one factor."""
     known = []
@@ -213,7 +215,7 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
         times_s = np.array(times_s_of[key])
         mean_s = float(times_s.mean())
         error_s = float(times_s.std()) / sqrt(len(times_s))
-        yield _Seen(
+        yield _ObservedLink(
             op=op,
             time_s=mean_s,
             calls=len(times_s) / device_steps,
@@ -229,10 +231,10 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
         for total, op in of_kind:
             if total.predicted_calls > 0 and factor > 0:
                 time_s = total.predicted_s / total.predicted_calls * factor
-                yield _Seen(op, time_s, total.predicted_calls, _LINK_NOISE)
+                yield _ObservedLink(op, time_s, total.predicted_calls, _LINK_NOISE)
 
 
-def _host(
+def _host_times(
     problem: StepProblem,
     layout: Layout,
     profile: Profile,
@@ -272,7 +274,7 @@ def _issuing_s(sides: SideBySide) -> float:
     return float(np.mean(total)) if total else 0.0
 
 
-def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
+def _arrival_spread(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     """Spread s of the times at which ranks reach a collective: ranks before the last wait s sqrt(2 ln n) on average.
     The known spread of the site's devices already explains a part."""
     waited = [
@@ -280,7 +282,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         for call, _, wait_s in sides.collectives
         if isinstance(call.op, Collective) and call.op.num_ranks > 1 and call.family != "send_recv"
     ]
-    # Few waits say nothing of a spread. One rank sees its own waits only, and knows it less well.
+    # Few waits do not determine a spread. One rank sees only its own waits, so its spread is less certain.
     ranks = len({collective.call.device for collective in sides.collectives})
     if len(waited) < 8:
         return
@@ -302,7 +304,7 @@ def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     )
 
 
-def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
+def _contention_loss(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
     """Slowdown of kernels that overlap with collectives, relative to the same kernel without overlap."""
     if not profile.asynchronous:
         return
@@ -313,7 +315,8 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
         if not collectives:
             continue
 
-        # A kernel counts as beside a collective if nine tenths of it are; one that is so in part is left out.
+        # A kernel counts as overlapped if nine tenths of it run beside a collective. Kernels with less overlap are
+        # ignored.
         starts, ends = np.array(sorted((call.start_s, call.end_s) for call in collectives)).T
         alone: dict[tuple, list[float]] = defaultdict(list)
         beside: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
@@ -326,7 +329,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
                     alone[key].append(call.time_s)
                 elif over_s >= 0.9 * (call.end_s - call.start_s):
                     beside[key].append((call.time_s, over_s))
-        # A kernel's loss is measured against the same kernel with nothing beside it.
+        # Compare each overlapped kernel with the same kernel without overlap.
         for key in beside.keys() & alone.keys():
             usual_s = float(np.median(alone[key]))
             extra_s += sum(time_s - usual_s for time_s, _ in beside[key])
@@ -344,7 +347,7 @@ def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> It
         )
 
 
-def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
+def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
     """Exposed share of the collectives that are predicted to hide behind kernels; 1 if the framework waits for every
     collective. The prediction uses measured times, because longer collectives hide less."""
     # Predicted share that hides, with the measured times of everything else.
@@ -375,7 +378,7 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
         for call, moving_s, _ in collectives:
             if call.device != device:
                 continue
-            # The wait for other ranks comes first, and is nothing that kernels could hide.
+            # The wait for other ranks comes first. Kernels cannot hide it.
             moves_from_s = call.end_s - moving_s
             over_s = np.minimum(ends_s, call.end_s) - np.maximum(starts_s, moves_from_s)
             beside_s += float(np.clip(over_s, 0, None).sum())

@@ -126,7 +126,7 @@ def _check_keys(data: Mapping[str, Any], place: str) -> None:
 
 def _named_records(data: Mapping[str, Any], place: str, folder: Path) -> dict[str, Any]:
     """Model, cluster and framework of a file: names and paths unchanged, tables as records."""
-    # Nothing behind this knows where the records came from.
+    # Resolve paths here, because the records do not remember the folder of their file.
     stated = {key: _path_beside(folder, data[key]) for key in NAMED if key in data}
     stem = Path(place).stem
     if isinstance(stated.get("model"), dict):

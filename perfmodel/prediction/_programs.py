@@ -315,8 +315,8 @@ def divided(setting: Setting, spec: ProgramSpec, division: Division) -> Partitio
 
 # --- blocks in stages ------------------------------------------------------------------------------
 #
-# Pipelines are cut between layers. Every other block rides with a layer, or stands at an end of the model: the
-# embedding on the first stage, the head on the last.
+# Pipelines are cut between layers. Every other block stays with the layer before it, except at the ends of the model:
+# the embedding is on the first stage, the head on the last.
 
 
 def stage_blocks(
@@ -349,15 +349,16 @@ def stage_blocks(
     if partition is None:
         per_stage = even_split(len(layers), stages)
     else:
-        per_stage = _checked(partition, len(layers), stages, (first > 0, last < len(order) - 1))
+        has_embedding, has_head = bool(first > 0), bool(last < len(order) - 1)
+        per_stage = _checked(partition, len(layers), stages, has_embedding=has_embedding, has_head=has_head)
     sizes = np.concatenate(per_segment or [segment_sizes(n, segments) for n in per_stage.tolist()])
     slot_of_layer = np.repeat(np.arange(stages * segments), sizes)
 
-    # Embedding and head stand at the ends, other riders join the layer before them.
+    # Other blocks join the layer before them. The embedding goes to the first segment of the first stage, the head to
+    # the last segment of the last stage that has a layer.
     layers_before = np.searchsorted(layers, position, side="right") - 1
     slot = slot_of_layer[np.maximum(layers_before, 0)]
     slot[position < first] = 0
-    # The head goes with the last segment of the last stage that has a layer.
     last_stage = sizes.reshape(stages, segments)[-1]
     slot[position > last] = (stages - 1) * segments + max(0, np.count_nonzero(last_stage) - 1)
 
@@ -398,20 +399,21 @@ def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
 
 
 def _checked(
-    partition: tuple[int, ...], layers: int, stages: int, riders: tuple[bool, bool]
+    partition: tuple[int, ...], layers: int, stages: int, *, has_embedding: bool, has_head: bool
 ) -> Int[np.ndarray, " stages"]:
     """Layers of every stage as a partition states them.
 
     Args:
-        riders: whether an embedding stands before the layers, and a head behind them.
+        has_embedding: whether blocks precede the first layer.
+        has_head: whether blocks follow the last layer.
 
     Raises:
         LayoutError: they are not the model's layers, or leave a stage empty.
     """
     sizes = np.array(partition)
     has_blocks = sizes > 0
-    has_blocks[0] |= riders[0]
-    has_blocks[-1] |= riders[1]
+    has_blocks[0] |= has_embedding
+    has_blocks[-1] |= has_head
     if len(sizes) != stages or sizes.sum() != layers or not has_blocks.all():
         raise LayoutError(
             f"partition={'-'.join(map(str, partition))} must divide {layers} layers into {stages} pipeline "

@@ -78,17 +78,18 @@ def add_layer_gathers(
 ) -> None:
     """Add the weight gathers of ZeRO 3 before each op that uses the weights.
 
-    On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead.
+    With `ahead` gathers in advance, a device issues the gather for its op k when op k - 1 - ahead ends, just before op
+    k - ahead starts.
 
     Args:
-        optimizers: of the updates of a stream of steps, as `add_updates` returns them.
+        optimizers: optimizer ops in a stream of steps, as `add_updates` returns them.
         arrivals: transfers that ops wait for.
     """
     s = passes.schedule
     ahead = spec.gathers_ahead
 
-    # The ops that use weights; k counts those of a device within a step. A weight gradient needs activations
-    # and gradients alone.
+    # The ops that use weights; k counts them on each device within a step. A weight gradient uses only activations and
+    # gradients.
     uses = np.flatnonzero((s.phase != Phase.BACKWARD_WEIGHT)[passes.instruction])
     used_by = passes.instruction[uses]
     device, step = s.device[used_by], s.updates_before[used_by]
@@ -97,10 +98,10 @@ def add_layer_gathers(
     start = np.maximum.accumulate(np.where(begins, index, 0))
     k = index - start
 
-    # A gather queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does);
-    # the first ones of a step before all of its ops. Where the next op waits for each reduction, gathers that
-    # nobody waits for yet do not overtake it: they queue as those of one op ahead, and start before that where
-    # nothing else is to be sent.
+    # A gather queues on DATA_COMM before the reductions that follow op k - ahead, as in FSDP's backward prefetch. The
+    # first gathers of a step queue before all of its ops. If the next op waits for each reduction, a gather that is
+    # not needed yet must not delay the reduction: it queues as if it were one op ahead, though it may start earlier
+    # when the stream is idle.
     queued = min(ahead, 1) if spec.grad_reduce == "end" else ahead
     queued_before = uses[start + np.maximum(k - queued, 0)]
     slot = s.slot[passes.instruction[queued_before]]
@@ -124,18 +125,18 @@ def add_layer_gathers(
         )
     builder.connect(gathers, uses)
 
-    # Not further ahead than so many ops.
+    # A gather is issued at most `ahead` ops early.
     gated = np.flatnonzero(k > ahead)
     builder.connect(uses[gated - 1 - ahead], gathers[gated])
 
-    # A gather that is not ahead is issued by the op itself, once its input is there.
+    # Without prefetch, the op issues its own gather once its input has arrived.
     if not ahead:
         gather_of_op = np.full(len(passes.instruction), NEVER)
         gather_of_op[uses] = gathers
         for arrival in arrivals:
             builder.connect(arrival.source, gather_of_op[passes.first[arrival.receiver]], arrival.lag)
 
-    # In a stream of steps the first gathers of each wait for the update before.
+    # In a stream of steps, the first gathers of each step wait for the previous update.
     if len(optimizers):
         first = np.flatnonzero((k <= ahead) & (step > 0))
         builder.connect(optimizers[s.all_updates_before[used_by[first]] - 1], gathers[first])
@@ -147,7 +148,7 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
     In a stream of steps `add_updates` adds them.
     """
     s = passes.schedule
-    # One for each op of a chunk's first forward, in the order in which the device runs them.
+    # One gather for each op of a chunk's first forward, in the order in which the device runs them.
     ops = first_forwards(passes)
     device = s.device[passes.instruction[ops]]
     count = np.bincount(device, minlength=s.devices)
@@ -170,16 +171,16 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
 def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Add gradient reductions during the passes, overlapped or blocking the next pass (`grad_reduce="end"`).
 
-    In a stream of steps both have the same ops in the same order, so that overlap only takes waits away: without it,
-    and but for ZeRO 3, the reductions of all segments follow the whole pass. Where a stage has replicas on several
-    devices its reduction starts when all of them are ready.
+    Both cases add the same ops in the same order, so that overlap only removes waits. Blocking reductions follow the
+    whole pass, except under ZeRO 3, where each segment's reduction follows that segment. A stage with replicas on
+    several devices starts its reduction when all of them are ready.
     """
     s = passes.schedule
     overlapped = spec.grad_reduce in ("overlap", "eager_opt")
     during_passes = overlapped or spec.reduce_every_micro_batch or s.updates.any()
     if spec.grad_reduce == "none" or not during_passes:
         return
-    # Each reduction follows the op of its own segment, or without overlap the whole pass.
+    # Each reduction follows the op of its own segment or, if it blocks, the whole pass.
     after = np.flatnonzero(reduced_after(spec, s)[passes.instruction])
     instruction = passes.instruction[after]
     follows = after
@@ -189,7 +190,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
     stage = s.instruction_stage[instruction]
     slot = s.slot[instruction]
 
-    # Replicas of a stage on several devices reduce together, as late as the last of them is ready.
+    # Replicas of a stage on several devices reduce together, once the last of them is ready.
     meeting = None
     if not spec.reduce_every_micro_batch:
         meeting = _meetings(stage, passes.segment[after], s.replicas)
@@ -212,7 +213,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
         waited_for = np.isin(follows, has_next)
         builder.connect(reductions[waited_for], follows[waited_for] + 1)
 
-    # And each replica's reduction waits for the backwards of all other replicas.
+    # The reduction of each replica waits for the backwards of all other replicas.
     if meeting is not None:
         for shift in range(1, s.replicas):
             other_replica = np.roll(meeting, shift, axis=1)
@@ -221,19 +222,19 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
 
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Instructions after which gradients are reduced immediately."""
-    # Every backward, but for the last of each chunk where that waits for the end of the step.
+    # Every backward, except the last one of each chunk if its reduction waits for the end of the step.
     if spec.reduce_every_micro_batch:
         reduced = schedule.ends_backward.copy()
         if spec.ends_with_reductions:
             reduced[last_of_chunks(schedule, reduced)] = False
         return reduced
 
-    # The last backward of each chunk alone, which completes its gradients.
+    # Only the last backward of each chunk, which completes its gradients.
     reduced = np.zeros(schedule.n_instructions, bool)
     if spec.grad_reduce in ("overlap", "eager_opt") or schedule.updates.any():
         reduced[last_of_chunks(schedule, schedule.ends_backward)] = True
 
-    # Of these only stages with a device that is idle later, all replicas of them.
+    # Keep stages of which some device is idle later, with all of their replicas.
     if spec.grad_reduce == "eager_opt":
         stages_with_idle = schedule.instruction_stage[reduced & _idle_later(schedule)]
         reduced &= np.isin(schedule.instruction_stage, stages_with_idle)
@@ -242,7 +243,7 @@ def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " i
 
 def _idle_later(schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Whether the device has an idle slot between the instruction and its own last one (Chimera, section 3.2)."""
-    # Idle, if there are more slots than instructions up to the last one.
+    # There is an idle slot if more slots than instructions remain up to the last one.
     last = schedule.offsets[1:][schedule.device] - 1
     return schedule.slot[last] - schedule.slot > last - np.arange(schedule.n_instructions)
 
@@ -262,8 +263,8 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
     stage = s.instruction_stage[offloaded.forward]
     variant = passes.variants.of_transfer[offloaded.forward]
 
-    # A forward's activations leave as soon as it ends; the forward after next waits for that, so that at most
-    # two are on their way out.
+    # A forward's activations are copied out as soon as it ends. The forward after next waits for the copy, so that at
+    # most two copies are under way.
     ended = passes.end[offloaded.forward]
     copies_out = builder.add(
         Kind.OFFLOAD,
@@ -279,7 +280,7 @@ def add_offloads(builder: StructureBuilder, passes: Passes, order: ProgramOrder)
     waits = offloaded.next_but_one >= 0
     builder.connect(copies_out[waits], passes.start[offloaded.next_but_one[waits]])
 
-    # They come back while the instruction before their backward runs: not before that one can start.
+    # They are copied back while the instruction before their backward runs, and not earlier than it can start.
     overlapping = offloaded.backward - 1
     back = builder.add(
         Kind.RELOAD,
@@ -315,8 +316,8 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
     device = s.device[updating]
     slot, part = s.slot[updating], passes.part[passes.last[updating]]
 
-    # Each end's all-reduce takes its time where it stands; the two ends do not wait for each other, as devices
-    # in a stream are steps apart.
+    # The first and the last stage each spend the time of the all-reduce. They do not wait for each other, because in a
+    # stream of steps these devices are steps apart.
     if spec.tied_embedding:
         ends = np.isin(s.stage[device], [0, s.n_stages - 1]).any(axis=1)
         stage = np.where((s.stage[device] == 0).any(axis=1), 0, s.n_stages - 1)[ends]
@@ -350,16 +351,16 @@ def _add_gathers(
 ) -> None:
     """Add gathers of sharded weights before each step of the stream, in the order in which its passes need them.
 
-    The device goes on once it has all of them, or overlapped each first forward waits for its own: the same gathers one
-    after another, so that overlap only takes waits away.
+    Without overlap the device waits for all of them; with overlap, each first forward waits for its own. The gathers
+    and their order are the same, so that overlap only removes waits.
     """
     s = passes.schedule
     overlapped = spec.param_gather == "step_overlap"
     uses = first_forwards(passes)
     used_by = passes.instruction[uses]
 
-    # The update before each use, and the instruction with which the device goes on after it. Optimizers are
-    # numbered as updates of all devices are, one device after another.
+    # The update before each use, and the device's next instruction after it. Optimizers are numbered like the updates:
+    # one device after another.
     update = np.where(s.updates_before[used_by] > 0, s.all_updates_before[used_by] - 1, NEVER)
     after_update = np.flatnonzero(s.updates)[update] + 1
     goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], after_update)
@@ -387,20 +388,20 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
     if spec.is_forward_only or schedule.forward_only or schedule.updates.any():
         return
 
-    # Reductions after each device's last backward, of chunks that were not reduced before.
+    # After each device's last backward, the chunks that were not reduced earlier are reduced.
     if spec.ends_with_reductions:
         reduced_early = np.zeros(schedule.n_stages, bool)
         if not spec.reduce_every_micro_batch:
             reduced_early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
 
-        # Later chunks first, whose backwards end first where pipelines are looped.
+        # Later chunks come first, because their backwards end first in looped pipelines.
         last_pass = builder.last_on_streams()[:, Stream.COMPUTE]
         for chunk in reversed(range(schedule.chunks)):
             devices = np.flatnonzero(~reduced_early[schedule.stage[:, chunk]])
             stage = schedule.stage[devices, chunk]
             reductions = builder.add(Kind.GRAD_REDUCE, devices, Stream.DATA_COMM, stage)
 
-            # All devices that hold the stage have to be ready: this one, and those of its replicas.
+            # All devices that hold the stage must be ready: this one and those of its replicas.
             reduction, holder = np.nonzero((schedule.stage[None] == stage[:, None, None]).any(axis=2))
             builder.connect(last_pass[holder], reductions[reduction])
 
@@ -420,7 +421,7 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
         ready = builder.last_on_streams()[:, _AWAITED]
         before = ready[:, 1]
 
-        # The norm of all gradients is known when the last device has its own.
+        # The norm of all gradients is known once the last device has its own.
         if spec.grad_norm_barrier and schedule.devices > 1:
             before = builder.add_join()
             builder.connect(ready.ravel(), before)

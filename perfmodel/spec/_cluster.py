@@ -281,7 +281,7 @@ class Cluster:
         """Combine several clusters into one with several kinds of nodes, named after them.
 
         Raises:
-            PerfModelError: fewer than two, or of names that are alike or that a layout cannot be written with.
+            PerfModelError: there are fewer than two kinds, two have the same name, or a layout cannot contain a name.
         """
         if not kinds:
             raise PerfModelError(f"cluster {name}: give at least two kinds of nodes")

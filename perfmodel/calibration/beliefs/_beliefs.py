@@ -1,7 +1,7 @@
 """Beliefs about events' times given measurements: kriging of log residuals over a base price.
 
-The posterior is that of an infinite ensemble of functions which all agree with the measurements; its covariance
-is the members' disagreement, and says also which measurement would settle which event.
+The posterior describes all functions that agree with the measurements. Its covariance says how much they disagree
+elsewhere, and so which measurement would settle which event.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +34,15 @@ NOISE: Final = 2 * log(0.01)
 SHORT_NOISE: Final = 2 * log(0.05)
 """Log variance of a measured median that is added for times near the clock's resolution (5 %)."""
 SHORT_S: Final = 8e-6
-FEWEST: Final = 16
+FEWEST_MEASUREMENTS: Final = 16
 """Least number of measurements of a group to which hyperparameters are fitted."""
 START: Final = {"offset": 2 * log(0.4), "kind": 2 * log(0.2), "smooth": 2 * log(0.25), "rough": 2 * log(0.15)}
 """Prior log variances: the base is off by a half, and shapes differ from it by a quarter."""
-OWN: Final = 2 * log(0.05)
+EVENT_VARIANCE: Final = 2 * log(0.05)
 """Prior log variance of the part of an event's time that its neighbours do not share."""
-LEAST_OWN: Final = 2 * log(0.02)
+LEAST_EVENT_VARIANCE: Final = 2 * log(0.02)
 """Least value of this variance after a fit, because kernels of neighbouring shapes differ by this much."""
-MOST_FITTED: Final = 128
+MOST_FITTED_POINTS: Final = 128
 """Most points that hyperparameters are fitted to."""
 COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
 
@@ -179,7 +179,7 @@ class Beliefs:
 def prior(kinds: Sequence[Component]) -> Hyperparameters:
     """Return the beliefs before enough is measured."""
     default = Hyperparameters.default(kinds)
-    return Hyperparameters(np.array([*START.values(), OWN]), default.length, NOISE, SHORT_NOISE)
+    return Hyperparameters(np.array([*START.values(), EVENT_VARIANCE]), default.length, NOISE, SHORT_NOISE)
 
 
 def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier: Beliefs | None = None) -> Beliefs:
@@ -213,21 +213,21 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
 
 
 def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> Hyperparameters:
-    """Hyperparameters of maximum likelihood; scatter beyond measurement noise counts as a property of the events.
+    """Maximum-likelihood hyperparameters of a group; scatter beyond measurement noise is assigned to the events.
 
-    Variances are raised by 1 + p / n for the p parameters that n points told (as in Akaike's final prediction error),
-    since those that fit few points best leave too little to doubt.
+    The variances are multiplied by 1 + p / n for p parameters fitted to n points, as in Akaike's final prediction
+    error, because a fit to few points underestimates them.
     """
     n = len(points)
-    if n < FEWEST:
+    if n < FEWEST_MEASUREMENTS:
         return prior(kinds)
-    # The likelihood takes time in proportion to the cube of the points, so that few of them have to do.
-    sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED]
+    # The cost of the likelihood grows with the cube of the number of points, so it is fitted to a sample.
+    sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED_POINTS]
     fit = fit_hyperparameters(kinds[:-1], points, residual, sample)
 
-    # Scatter that the smooth terms leave is partly the clock's noise, which is known, and partly
-    # each event's own.
-    event_variance = max(np.exp(fit.noise) - np.exp(NOISE), np.exp(LEAST_OWN))
+    # Scatter that the smooth terms leave is partly the clock's noise, which is known, and partly a
+    # property of each event.
+    event_variance = max(np.exp(fit.noise) - np.exp(NOISE), np.exp(LEAST_EVENT_VARIANCE))
     inflation = np.log1p((len(fit.variance) + sum(map(len, fit.length)) + 2) / n)
     variance = np.append(fit.variance, np.log(event_variance)) + inflation
     return Hyperparameters(variance, (*fit.length, np.zeros(0)), NOISE, fit.noise_short)

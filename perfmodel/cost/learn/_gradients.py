@@ -1,8 +1,8 @@
 """Answers for kernels that the tables time differently: corrections by die, and gradients of products.
 
-Some sources time both gradient products of a whole backward pass (`bwd`) together, others one at a time. Whichever a
-device's measurements know is believed: where they know the whole, a gradient product is its share of it, by the times
-of the two apart; elsewhere the whole is the sum of the two. Either way they add up.
+Some sources time both gradient products of a whole backward pass (`bwd`) together, others one at a time. If a device's
+measurements have the whole, a gradient product takes its share of it, in proportion to the predicted times of the two
+products; otherwise the whole is their sum. Either way the parts add up to the whole.
 """
 
 from collections.abc import Callable
@@ -67,10 +67,10 @@ def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
 
 
 def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
-    """16-bit attention with heads of equal length that represents the rows, and the log of the rows' time relative to
-    it.
+    """Replace 8-bit attention and attention with long queries by a comparable 16-bit one with heads of equal length.
 
-    Where it is known how 8 bits and longer queries compare, and for forward; other rows stand for themselves.
+    Returns the changed rows and, for each, the log of the original row's time relative to the changed one's. Only
+    forward rows on dies where the comparison was measured change.
 
     Args:
         die: of each row [n].
@@ -97,7 +97,12 @@ def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[R
 
 
 def log_over_served(request: PriceQuery, served: np.ndarray) -> Float64[np.ndarray, "n"]:
-    """Log of the time of training kernels of forward over that of servers' kernels, for rows that are `served` [n]."""
+    """Log of the time of a training forward relative to the inference server's kernel that stands in for it; 0 for
+    other rows.
+
+    Args:
+        served: whether a server's kernel stands in for a row [n].
+    """
     forward = request.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
     log_ratio_of_die = request.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
     return np.where(served & forward & ~_slides(request.rows), log_ratio_of_die + log_over_exponentials(request), 0.0)
@@ -109,8 +114,8 @@ def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     The products of a tile and its exponentials wait for each other (FlashAttention-4, assets/fa4_paper.pdf of
     Dao-AILab/flash-attention), so their times add up. Of a pair of a query and a key: 2 (d_qk + d_v) FLOPs forward, 2.5
     times as many backward, at the peak of the element type, and an exponential either way. Tiles of a sliding window
-    are mostly edges, which take as long for something else. Asked of the most measured part of a die: beside a peak or
-    a clock of another part the ratio may grow where both times fall.
+    are mostly edges, whose time goes elsewhere. Callers ask for the most measured part of a die: with the peak or the
+    clock of another part, the ratio could grow while both times fall.
     """
     shape, kinds = request.rows.shape, request.rows.kinds
 
@@ -146,7 +151,7 @@ def forward_rows(rows: Rows) -> Rows:
 
 
 def log_over_forward(request: PriceQuery) -> Float64[np.ndarray, "n"]:
-    """Log of the time of rows of backward over that of their forward."""
+    """Log of the time of backward rows relative to their forward."""
     rows = request.rows
     die = request.of_query(lambda query: query.figures.die)
     by_width = np.array([_OVER_FORWARD[name, dtype] for name, dtype in zip(die, rows.dtypes, strict=True)])
@@ -200,7 +205,7 @@ def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     l2, bandwidth = request.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
     counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
 
-    # a kernel that is timed again and again finds in the cache what fits there
+    # A kernel that is timed over and over finds in the cache whatever fits there.
     beyond_cache = np.maximum(_bytes(request) * counted - l2, 0.0)
     with np.errstate(divide="ignore"):
         return np.log(beyond_cache / (STREAM_SHARE * bandwidth))
@@ -247,8 +252,8 @@ def log_product_share(request: PriceQuery, log_time: Float64[np.ndarray, "n"]) -
 
 
 Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
-"""Method by which a kind is answered: its own plan, its own plan near measured shapes only, the sum of its two
-products, a share of the whole, its forward pass, or the memory bandwidth."""
+"""How the time of a kind is found: by its own plan, by its own plan only near measured shapes, as the sum of its two
+products, as a share of the whole backward, from its forward pass, or from the memory bandwidth."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
@@ -280,8 +285,8 @@ def answer_method(
         has_few_rows = not more_terms and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
         return "near measured" if has_few_rows else "itself"
 
-    # Gradients of products: the whole by its parts or a part by the whole, whichever the device's own rows are
-    # believed in, and the parts where both are.
+    # Gradients of products: the whole is the sum of its parts, or a part is a share of the whole, depending on which
+    # the device has enough rows of. With enough of both, the parts decide.
     if FAMILIES[family].gradients is None or kind.pass_ not in (WHOLE, *GRADIENTS):
         return "itself"
     backward = _believed(plan, query, stacks, replace(kind, pass_=WHOLE))

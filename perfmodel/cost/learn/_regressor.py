@@ -80,9 +80,9 @@ class Regressor:
     def predict(self, request: PriceQuery) -> Prediction:
         """Predict the time of each row for its query.
 
-        Both gradients of a product take as long as the two apart (`learn._gradients`).
+        Both gradients of a product take as long as its two gradients one after the other (`learn._gradients`).
         """
-        # how a row is answered follows from its device, software and kind alone: few of them for many rows
+        # The method of a row depends only on its device, software and kind, of which there are few.
         pairs, pair_of = request.combinations()
         methods: list[Way] = [answer_method(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
         method_of_row = np.array(methods, object)[pair_of]
@@ -98,7 +98,7 @@ class Regressor:
             case "itself":
                 return self._by_plans(request)
             case "near measured":
-                # few shapes were timed on the device: away from them it is answered as if none was
+                # Few shapes were timed on the device. Far from them, the answer ignores these measurements.
                 answers = self._by_plans(request)
                 far_index = np.flatnonzero(answers.provenance > 0)
                 if far_index.size:
@@ -114,7 +114,8 @@ class Regressor:
                 return added(self._by_plans(request.instead(of_inputs)), self._by_plans(request.instead(of_weights)))
             case "share":
                 backward = whole_backward(request.rows)
-                # shares as on the most measured part of the die: one may grow where all times fall
+                # The share is that on the most measured part of the die: on other parts it could grow while all times
+                # fall.
                 home = self._at_home(request)
                 of_inputs, of_weights = (self._by_plans(home.instead(rows)) for rows in gradient_products(backward))
                 both_products = added(of_inputs, of_weights)
@@ -122,9 +123,9 @@ class Regressor:
                 return scaled(self._by_plans(request.instead(backward)), part.log_time - both_products.log_time)
 
     def _at_home(self, request: PriceQuery) -> PriceQuery:
-        """The rows as queries to the best measured part of each device's die (`home_of`).
+        """The rows with the most measured part of each device's die (`home_of`) in place of the device.
 
-        But with as many exponentials in a clock as the device's own, which is what its ratios are asked for.
+        Exponentials per clock stay those of the device, because the ratios are about these.
         """
 
         def at_home(figures: Figures) -> Figures:
@@ -134,8 +135,7 @@ class Regressor:
         return replace(request, queries=tuple(q._replace(figures=at_home(q.figures)) for q in request.queries))
 
     def _by_plans(self, request: PriceQuery, *, direct: bool = True) -> Prediction:
-        """Times of rows, each by the plan of its own kind, without other work that sources timed together with the
-        kernel.
+        """Times of rows by the plans of their kinds, without the other work that some sources time with a kernel.
 
         Args:
             direct: as in `plan`.
@@ -144,8 +144,8 @@ class Regressor:
             return self._attention_of_training(request, direct)
         answers = self._as_timed(request, direct)
         if self.family == "memory":
-            # Kernels that move tensors take as long at least as their bytes stream through the memory, where nothing
-            # was measured: on another die, or away from the shapes that were timed.
+            # On another die, or far from measured shapes, a kernel that moves tensors takes at least as long as its
+            # bytes take to stream through memory.
             elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._of_die(plan))
             index = np.flatnonzero(elsewhere | (answers.provenance > 0))
             if len(index):
@@ -158,19 +158,19 @@ class Regressor:
     def _attention_of_training(self, request: PriceQuery, direct: bool) -> Prediction:
         """Times of attention in training, derived from kernels that were timed differently (`learn._gradients`)."""
 
-        # Rows of the source that is asked, or of a user on this device, stay as they were timed.
+        # Rows that the requested source timed, or a user on this device, are used as they are.
         as_asked = self._rows_where(
             request, direct, lambda query, kind, plan: timed_for(plan, self.stacks, query.figures, query.source)
         )
 
-        # Servers' kernels copy keys and values into a cache after causal prompts: their times hold that copy, too.
+        # Inference servers copy the keys and values of causal prompts into a cache, and their times include that copy.
         served = ~as_asked & self._rows_where(
             request, direct, lambda query, kind, plan: self.stacks[plan.terms[0].stack].source in FILL_CACHES
         )
         copies = served & self._rows_where(request, direct, lambda query, kind, plan: plan.terms[0].kind.op == "causal")
         rows = without_copies(request.rows, copies)
 
-        # Rows are priced with heads of equal length and in 16 bits, then scaled to what they are.
+        # Rows are priced in 16 bits and with heads of equal length, then scaled.
         rows, log_over = as_equal_heads(rows, request.of_query(lambda query: query.figures.die), as_asked)
         log_over += log_over_served(self._at_home(request), served)
         answers = self._as_timed(request.instead(rows), direct)
@@ -179,9 +179,9 @@ class Regressor:
         return Prediction(log_time, log_low, log_high, np.where(log_over == 0, answers.provenance, learned))
 
     def _leave_out_quantising(self, answers: Prediction, request: PriceQuery, direct: bool) -> None:
-        """Reduce times of 8-bit products to the product alone, if the source also timed the quantising of an operand.
+        """Subtract the quantising of an operand from times of 8-bit products whose source timed both together.
 
-        Rows of that source stay as it timed them.
+        If the request names that source, its times stay as they are.
         """
 
         def quantises(query: Query, kind: KernelKind, plan: Plan) -> bool:
@@ -189,7 +189,7 @@ class Regressor:
 
         index = np.flatnonzero(self._rows_where(request, direct, quantises))
         if len(index):
-            # a share as on the most measured part of the die, so that no part is slower for more bandwidth
+            # The share is that on the most measured part of the die, so that no part is slower for more bandwidth.
             home = self._at_home(request.take(index))
             at_home = self._as_timed(home, direct)
             answers.move(index, log_product_share(home, at_home.log_time))
@@ -197,7 +197,7 @@ class Regressor:
     def _rows_where(
         self, request: PriceQuery, direct: bool, holds: Callable[[Query, KernelKind, Plan], bool]
     ) -> Bool[np.ndarray, "n"]:
-        """Whether something holds of every row's query, kind and plan."""
+        """Whether a condition on query, kind and plan holds for each row."""
         pairs, pair_of = request.combinations()
         return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
 
@@ -209,20 +209,20 @@ class Regressor:
         )
 
     def _quantises(self, query: Query, plan: Plan) -> bool:
-        """Whether a product is answered by one that was timed with the quantising of its operand, and is not asked as
-        its source timed it."""
+        """Whether a product's time includes the quantising of its operand, though the request does not name its
+        source."""
         stack = self.stacks[plan.terms[0].stack]
         return quantises_operands(stack.source, stack.software) and query.source != stack.source
 
     def _as_timed(self, request: PriceQuery, direct: bool) -> Prediction:
-        """Times of rows, each by its plan, including other work that sources timed together with the kernel."""
+        """Times of rows by their plans, including the other work that some sources time with a kernel."""
         n = len(request)
         if not n:
             return Prediction.empty(0)
         pairs, pair_of = request.combinations()
         plans = [self.plan(query, kind, direct=direct) for query, kind in pairs]
 
-        # Every row once for each term of its plan, so that the network runs once over all of them. Rows sorted by
+        # Repeat every row for each term of its plan, so that the network runs once over all of them. Rows are sorted by
         # their pair: those of pair p are order[bounds[p] : bounds[p + 1]].
         order = np.argsort(pair_of, kind="stable")
         bounds = np.searchsorted(pair_of[order], np.arange(len(pairs) + 1))
@@ -242,7 +242,7 @@ class Regressor:
         coefficient = np.array([t.coefficient for t in terms])[term_at]
         log_time = np.bincount(rows_at, coefficient * log_term, minlength=n)
 
-        # Its provenance and interval are those of its plan's first term: assigned backwards, the first stays.
+        # The first term of its plan decides provenance and interval: assigned backwards, it overwrites the others.
         first = np.zeros(n, np.int64)
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
         modes = np.array([plan.mode for plan in plans])[pair_of]
@@ -266,13 +266,13 @@ class Regressor:
         self, rows: Rows, terms: list[Term], term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Log seconds of every row by its term, and the positions of its shape on the family's axes."""
-        # Each term twice: on the device whose kernels it runs (`Term.at`), where the residual is known, and on the one
-        # that is asked, where only clocks and bandwidth differ.
+        # Each term is evaluated on the device whose kernels it runs (`Term.at`), where the residual is known, and
+        # adjusted to the requested device, where only clocks and bandwidth differ.
         terms_at_home = [t._replace(figures=t.at) for t in terms]
         params = term_constants(self.params, self.stacks, self.groups, terms_at_home)
         params_asked = term_constants(self.params, self.stacks, self.groups, terms)
 
-        # the work of the kind that is asked, by the kernel of the kind that was measured
+        # The work is that of the requested kind, the kernel that of the measured kind.
         kinds, work = [t.kind for t in terms], [t.work or t.kind for t in terms]
         measured = KindColumns.of(kinds, term_at)
         as_measured = FAMILIES[rows.family].as_measured
@@ -317,7 +317,7 @@ class Regressor:
         in_reach = np.where(in_table & (direct | by_relatives), learned, extrapolated)
         provenance = np.where(direct & in_table & near_measured, measured, in_reach)
 
-        # Offsets of the interval's ends by what was left out to learn them: shapes of the group, the largest shapes,
+        # Offsets of the interval's ends, by what was held out to learn them: shapes of the group, the largest shapes,
         # devices with near relatives, devices without.
         low = np.zeros(len(log_time))
         high = np.zeros(len(log_time))
@@ -343,7 +343,7 @@ def cell_hash(
     positions: Float64[np.ndarray, "n A"],
 ) -> np.ndarray:
     """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its shape lies in."""
-    # weights files hold these hashes, so neither the label nor the mixing may change
+    # Weights files store these hashes, so neither the label nor the mixing may change.
     value = np.array([zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64)[group]
     for axis in np.floor(positions / _CELL).astype(np.int64).T:
         value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(0xFFFFFFFF)

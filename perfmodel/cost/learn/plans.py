@@ -13,8 +13,8 @@ from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 SERVED: Final = ("Google",)
-"""Vendors whose attention was timed in inference servers alone: paged forward, slower than a backward of a training
-kernel, of which it says nothing."""
+"""Vendors whose attention was timed only in inference servers. Their paged forward is slower than the backward pass of
+a training kernel and says nothing about it."""
 MAX_DONORS: Final = 6
 """Devices that a time is averaged over at most."""
 NEAR_SIMILARITY: Final = 0.45
@@ -25,9 +25,9 @@ _TRUST: Final = {
     SoftwareNearness.SAME_SOURCE: 0.05,
     SoftwareNearness.OTHER: 0.002,
 }
-"""Factor on similarity by how near a stack's software is to the one asked for.
+"""Factor on similarity, by how near a stack's software is to the requested one.
 
-Steeper than similarity between generations: other software tells less than another device.
+Steeper than the similarity between generations, because another software is a worse guide than another device.
 """
 _TOO_UNLIKE: Final = 4.0
 """Distance of kinds (another dtype) from which their ratio says nothing."""
@@ -44,10 +44,10 @@ class Term(NamedTuple):
     figures: Figures
     """Device whose time is evaluated: the requested one, or a donor within a ratio."""
     work: KernelKind | None = None
-    """Kind of kernel that is asked for, if `kind` is measured in place of it."""
+    """Requested kind of kernel, if the measured `kind` stands in for it."""
     home: Figures | None = None
-    """Device whose kernels it runs where that is another part of the same die: its time moves from there by clocks and
-    bandwidth alone (`Elsewhere`), so that no part is slower for having more of either."""
+    """Another part of the same die, on which the kernel is evaluated. Only clocks and bandwidth then adjust its time to
+    `figures` (`Elsewhere`), so that no part is slower for having more of either."""
 
     @property
     def at(self) -> Figures:
@@ -105,29 +105,30 @@ def make_plan(
 ) -> Plan | None:
     """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
 
-    1. A stack of this device that has the kind: of the named software or at least source, or, where
-       none is named, the best stand-in for a training job.
+    1. A stack of this device that has the kind, preferably of the requested software, else of the requested source.
+       If the request names neither, it is the stack closest to a training job.
     2. A stack of this device (and source) that has a related kind, times the ratio between the two
        kinds on the most similar device that has both (backward over forward, say). If the related kind is of
        another op, the kind itself on a sibling predicts better (`training/kinds_left_out.py`). Siblings are devices of
-       the same silicon with another memory. They have to be timed in the same software, unless the ratio mixes
+       the same silicon with another memory. They must have been timed in the same software, unless the ratio mixes
        software too.
-    3. The stacks that tell most about it. Each predicts the kind with its own efficiencies and residual and with the
-       figures of the device that is asked for. The logs of these times are averaged with weights that grow with the
+    3. The stacks of the most similar devices. Each predicts the kind with its own efficiencies and residual and with
+       the figures of the requested device. The logs of these times are averaged with weights that grow with the
        device's similarity, the trust in the software and the number of rows. If only the forward pass was timed on
        more similar devices, the answer is their forward, times the ratio between the two passes on the most similar
        device that has both.
 
-    Backward of attention that was not timed on the device goes by its forward (`_by_own_forward`) before all of these.
+    A backward of attention that was not timed on the device is derived from its forward before step 1
+    (`_by_own_forward`).
 
     Args:
         direct: whether the device's own stack may answer, if it has the kind.
 
-    Sources without measurements are ignored. A software that is named with its source selects both.
+    A source without measurements is ignored. A software named together with its source selects both.
 
     Devices of one die share their kernels: the answer for each starts from the device with the most measurements
-    (`Term.home`) and is adjusted to the figures of the other. If several of them were measured, their mean is used,
-    unless the request names the source of one, or the user measured it.
+    (`Term.home`) and is adjusted to the figures of the requested one. If several were measured, their mean is used,
+    unless the request names the source of one of them or the user measured it.
     """
     known_source, known_software = _known_names(stacks, source, software)
     request = KernelRequest(stacks, figures, kind, known_source, known_software)
@@ -145,13 +146,13 @@ def make_plan(
     # 1. A stack of the device that has the kind.
     eligible = [i for i in on_die if request.source is None or stacks[i].source == request.source]
     if request.source is None:
-        # what was timed under load says how kernels compare, not how fast they are
+        # Measurements under load show how kernels compare, not how fast they are.
         eligible = [i for i in on_die if stacks[i].source not in UNDER_LOAD] or on_die
     having = sorted((i for i in eligible if kind in stacks[i].kinds), key=request.order.__getitem__)
     if having and direct:
         return Plan("direct", _shared(request, having))
 
-    # 2. A related kind on the device times a ratio from elsewhere: for backward of attention its forward before all.
+    # 2. A related kind on the device times a ratio from other devices; for backward of attention, first its forward.
     by_forward = _by_own_forward(request)
     if by_forward is not None:
         return by_forward
@@ -159,7 +160,7 @@ def make_plan(
     if ratio is not None:
         return _sibling(request, ratio) or ratio
 
-    # 3. Related devices, by the kind itself or through its forward: by whichever nearer devices were timed in.
+    # 3. Related devices, by the kind itself or through its forward, whichever was timed on more similar devices.
     related, forward = _related(request), _through_forward(request)
     if related is None or forward is None or _nearest(forward, request) <= _nearest(related, request):
         return related
@@ -167,9 +168,9 @@ def make_plan(
 
 
 def _by_device_itself(request: KernelRequest, on_die: Sequence[int]) -> Plan | None:
-    """The stack of the device itself, if the user measured it or its source is the one that is asked.
+    """The stack of the device itself, if the user measured it or the request names its source.
 
-    No other part of its die may speak for it then.
+    Other parts of its die are then ignored.
 
     Args:
         on_die: stacks of parts of the device's die.
@@ -193,19 +194,24 @@ def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
 
 
 def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
-    """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
+    """Terms of the mean over a die's devices that have a kind, leaving out devices whose best stack suits it less.
+
+    Args:
+        having: stacks that have the kind, the most suitable first.
+    """
     stacks, order = request.stacks, request.order
     first = having[0]
 
-    # `having` is sorted, best first: read backwards, the best stack of every device is the one that stays
+    # Read backwards, the best stack of every device is the last to be written, and stays.
     best_of_device = {stacks[i].figures.name: i for i in reversed(having)}
 
-    # as good: named alike by the request, and believed alike; and timed by the same clock, with or without the host
+    # Stacks count as equally good if their software is equally near to the requested one, all or none of them have few
+    # rows, and all or none were timed with the host's launch.
     as_good = []
     for i in sorted(best_of_device.values()):
-        is_named_alike = order[i].software == order[first].software
-        is_believed_alike = order[i].has_few_rows == order[first].has_few_rows
-        if is_named_alike and is_believed_alike and stacks[i].host_launch == stacks[first].host_launch:
+        same_nearness = order[i].software == order[first].software
+        same_support = order[i].has_few_rows == order[first].has_few_rows
+        if same_nearness and same_support and stacks[i].host_launch == stacks[first].host_launch:
             as_good.append(i)
     share = 1 / len(as_good)
     return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in as_good)
@@ -214,7 +220,7 @@ def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
 def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
     """The plan of one part of a die for another part of it."""
     terms = [t._replace(figures=figures, home=t.at) if t.figures == home else t for t in plan.terms]
-    # provenance and interval are those of the first term: of the device's own, if it has one
+    # The first term decides provenance and interval: a stack of the device itself, if there is one.
     terms.sort(key=lambda t: not stacks[t.stack].figures.same_kernels(figures))
     measured = stacks[terms[0].stack].figures.same_kernels(figures)
     mode = "sibling" if plan.mode == "direct" and not measured else plan.mode
@@ -224,7 +230,8 @@ def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures)
 def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
     """A plan for a kind via the stand-in `known`: its constants with the work of `kind`.
 
-    A pass or dtype that was not measured is not called so: the ratio of efficiencies between the two is taken as one.
+    If its pass or dtype differs from the measured one, the answer no longer counts as direct: it assumes that both
+    kinds are equally efficient.
     """
     if known == kind:
         return plan
@@ -235,10 +242,10 @@ def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
 
 
 def _by_own_forward(request: KernelRequest) -> Plan | None:
-    """Backward of attention: forward, however it is known, times the ratio between the passes where both are believed.
+    """Plan of an attention's backward: the device's forward times the ratio of the passes; None for other kinds.
 
-    Masked backward was timed on few shapes only; the ratio under the other mask says more, as both passes skip what
-    is masked.
+    Masked backward was timed on few shapes. If it has too few rows, the ratio comes from the other mask, because both
+    passes skip what is masked.
     """
     kind, figures = request.kind, request.figures
     if kind.op not in ATTENTION_MASKS or kind.pass_ == "fwd" or figures.vendor in SERVED:
@@ -264,7 +271,7 @@ def _through_forward(request: KernelRequest) -> Plan | None:
 
 
 def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
-    """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
+    """Terms of the ratio of a pass to forward, on the most similar device with enough rows of both; else none."""
     kind, forward, stacks = request.kind, request.forward.kind, request.stacks
     donors = []
     for i, stack in enumerate(stacks):
@@ -275,13 +282,13 @@ def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
     if not donors:
         return ()
     donor = max(donors, key=request.likeness)
-    # both on the donor's own device: a difference of log times is the log of their ratio
+    # Both terms are on the donor's device: their difference in log time is the log of the ratio.
     donor_figures = stacks[donor].figures
     return Term(1.0, donor, kind, donor_figures), Term(-1.0, donor, forward, donor_figures)
 
 
 def _nearest(plan: Plan, request: KernelRequest) -> float:
-    """Mean similarity of the devices that a plan moves to the asked one."""
+    """Mean similarity between the requested device and those that a plan takes times from."""
     moved_terms = [t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)]
     return sum(
         t.coefficient * similarity(t.figures, request.stacks[t.stack].figures, request.kind.dtype) for t in moved_terms
@@ -306,7 +313,7 @@ def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
     best_terms: tuple[Term, ...] | None = None
     for base in among:
         for reference, rows in stacks[base].kinds.items():
-            # a kind that was timed in few rows counts as one step further away
+            # A kind with few rows counts as one step further away.
             distance = kind_distance(kind, reference) + (rows < FEW_ROWS)
             if distance >= _TOO_UNLIKE:
                 continue
@@ -325,7 +332,7 @@ def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
 
 
 def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
-    """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
+    """The kind itself on devices of the same silicon, if that predicts better than a ratio; else None."""
     stacks, figures = request.stacks, request.figures
     reference, donor = ratio.terms[:2]
     if reference.kind.op == request.kind.op:
@@ -338,7 +345,7 @@ def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
     if siblings is None:
         return None
 
-    # A ratio within one software beats a sibling in another one; a ratio between two of them beats nothing.
+    # Siblings timed in another software lose to a ratio, unless the ratio mixes software too.
     source = stacks[reference.stack].source
     sibling_source = stacks[siblings.terms[0].stack].source
     ratio_mixes_sources = stacks[donor.stack].source != source
@@ -348,14 +355,18 @@ def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
 
 
 class _Donor(NamedTuple):
-    """A stack that tells something of a kind, and how much."""
+    """A stack that has the requested kind, with its weight in the mean."""
 
     score: float
     stack: int
 
 
 def _related(request: KernelRequest, among: Collection[int] | None = None) -> Plan | None:
-    """The stacks that tell most of a kind: of every device that has it, or of those `among` some, the best."""
+    """The mean over the most similar devices that have a kind, each by its best stack.
+
+    Args:
+        among: stacks that may be used; None: all.
+    """
     source, kind, order = request.source, request.kind, request.order
 
     # Score of every device's best stack: similarity, times trust in its software, times how many rows it rests on.

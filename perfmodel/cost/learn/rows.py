@@ -148,7 +148,7 @@ def _finish(
     layout: np.ndarray,
 ) -> Rows:
     """Add what all families need: kinds, and the columns that follow from names."""
-    # the family reads what it needs off layout and pass first, as an op may follow from the shape
+    # The family first completes the shape from layout and pass, because the op may follow from the shape.
     family.complete(shape, ops, passes, layout)
     names = relabel(ops, family.known_op)
     if family.op_by_shape is not None:
@@ -210,13 +210,16 @@ _ONE_PRODUCT = ("dgrad", "wgrad", "bwd_one_gemm", "fwd")
 
 
 def _pass_cost(requested: str, candidate: str) -> float:
-    """How badly a pass stands in for another. A gradient of a product is a product as forward is; both gradients
-    together, or their addition to others, are not, and a gradient product of which nobody says which (`bwd_one_gemm`)
-    was timed on too few shapes to speak for others."""
+    """Cost of letting one pass stand in for another; 0 for the same pass.
+
+    A single gradient is one product, like forward, so they stand in for each other at low cost. Both gradients
+    together, or gradients that are also accumulated, do other work. `bwd_one_gemm`, a gradient whose source does not
+    say which one it is, was timed on too few shapes to stand in for others.
+    """
     if requested == candidate:
         return 0.0
 
-    # More than another dtype costs (4): such a pass does candidate work.
+    # Higher than the cost of another dtype (4), because such a pass does other work.
     other_work = 6.0
     if requested in _ONE_PRODUCT:
         if candidate == "fwd":

@@ -141,10 +141,10 @@ def fastest_units(die: str) -> Mapping[str, float]:
 
 
 def with_whole_units(figures: Figures) -> Figures:
-    """The figures of a part whose tensor units are as fast as those of the fastest part of its die.
+    """Figures of a part with tensor units as fast as those of the fastest part of its die.
 
-    Some parts have slower tensor units by design (H20 compared with H100) and are otherwise unchanged. Figures of the
-    fastest part of a die, or of a die with a single device, are returned as they are.
+    Some parts have slower tensor units by design (H20 compared with H100) and are otherwise the same. Figures of the
+    fastest part, or of a die with a single device, are returned unchanged.
     """
     if not figures.die:
         return figures
@@ -154,7 +154,7 @@ def with_whole_units(figures: Figures) -> Figures:
             peaks[name] = per_clock * figures.units * figures.clock
     if peaks == figures.peaks:
         return figures
-    # under another name, or it would be taken for the device that the catalog has
+    # It gets another name, because under its own the catalog's figures would be used.
     return replace(figures, name=f"{figures.name} with whole tensor units", peaks=peaks, reached_share=None)
 
 
@@ -228,12 +228,12 @@ FEW_ROWS: Final = 30
 
 
 class SoftwareNearness(IntEnum):
-    """How near a stack's software is to the one that is asked for."""
+    """How near a stack's software is to the requested one."""
 
     NAMED = 0
     OTHER_VERSION = 1
     SAME_SOURCE = 2
-    """Another one of the source that is named, or the named one of another source."""
+    """Another software of the requested source, or the requested software from another source."""
     OTHER = 3
 
 
@@ -272,8 +272,8 @@ class Stack:
         """How well the stack suits a request for a kind, from a source or a software (by its name, source or both)."""
         is_of_source = source is None or self.source == source
         names_of_software = (self.software, self.source, f"{self.source}/{self.software}")
-        # The software that is asked for counts most, then its other versions, then whatever else the source timed;
-        # stacks of other sources come last.
+        # The requested software comes first, then its other versions, then other software of the same source; stacks
+        # of other sources come last.
         if software in names_of_software:
             nearness = SoftwareNearness.NAMED if is_of_source else SoftwareNearness.SAME_SOURCE
         elif source is None or not is_of_source:

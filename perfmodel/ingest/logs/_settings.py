@@ -69,23 +69,23 @@ _NANOTRON: Final = re.compile(r"ParallelismArgs\((.{0,400})", re.DOTALL)
 
 
 def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, Any]:
-    """Settings by name; if one is stated several times the last counts, as it comes from the training itself.
+    """Settings of a run by name, from its log; of several statements the last one counts.
 
     Args:
-        lines: of the log.
-        step_lines: places of the lines about steps, whose fields are no settings.
+        lines: lines of the log.
+        step_lines: indices of the lines that report a step. Their fields are not settings.
     """
     settings: dict[str, Any] = {}
-    of_steps = frozenset(step_lines)
-    for at, line in enumerate(lines):
-        # Lines about steps have fields of the same names, `global batch size: 1024`, whose values may be shortened.
-        if at in of_steps:
+    step_indices = frozenset(step_lines)
+    for index, line in enumerate(lines):
+        # Reports of steps have fields with the same names, `global batch size: 1024`, whose values may be rounded.
+        if index in step_indices:
             continue
-        # Arguments as a list, sentences of the framework, and its mesh: later lines are nearer to what really ran.
-        named = _LINE.search(line)
-        if named is not None:
-            field, read = _NAMED[named[1]]
-            value = read(named[2])
+        # Later lines are closer to what really ran: a list of arguments, then sentences of the framework and its mesh.
+        name_and_value = _LINE.search(line)
+        if name_and_value is not None:
+            field, parse = _NAMED[name_and_value[1]]
+            value = parse(name_and_value[2])
             if value is not None:
                 settings[field] = value
         for pattern in _SENTENCES:

@@ -136,12 +136,13 @@ class Degrees:
         return cls(**values)
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads, without default degrees except D, T, P and K."""
-        return ",".join(
-            f"{name}={str(getattr(self, field)).lower()}"
-            for name, field in _FIELDS.items()
-            if name in ("dp", "tp", "pp", "micro_batches") or getattr(self, field) != getattr(Degrees, field)
-        )
+        """Text that `parse` reads: dp, tp, pp and micro_batches always, other degrees only if they differ from 1."""
+        shown = []
+        for name, field in _FIELDS.items():
+            value = getattr(self, field)
+            if name in ("dp", "tp", "pp", "micro_batches") or value != getattr(Degrees, field):
+                shown.append(f"{name}={str(value).lower()}")
+        return ",".join(shown)
 
     @property
     def n_devices(self) -> int:

@@ -121,15 +121,15 @@ def report(
     Raises:
         PerfModelError: as `predict` and `search`; no layout is possible (the message says what would make one so).
     """
-    # Words of the search are set apart from those of the problem, as `search` does it.
-    tell = progress or (lambda *_: None)
-    options, space, of_problem = apply_search_keywords(fields, options or SearchOptions(top=TOP), space)
+    # Separate the keywords of the search from those of the problem, as `search` does.
+    report_progress = progress or (lambda *_: None)
+    options, space, problem_fields = apply_search_keywords(fields, options or SearchOptions(top=TOP), space)
     if isinstance(global_batch, Sequence) and global_batch:
-        # A search ranks layouts of several batches together; the first stands for the job.
+        # A search ranks layouts of several batches together. The first batch represents the job.
         options = replace(options, batches=tuple(global_batch))
         global_batch = global_batch[0]
-    of_problem |= {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
-    problem = catalog.problem(model, cluster, job=job, framework=framework, **of_problem)
+    problem_fields |= {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
+    problem = catalog.problem(model, cluster, job=job, framework=framework, **problem_fields)
     if layout:
         laid_out, _ = layout_of(problem, layout)
         predictions = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
@@ -148,24 +148,23 @@ def report(
             raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
         predictions, about = result.layouts, _account(result)
         best = result.robustness.best.tolist() if result.robustness else []
-        # The recommended layout may be slower than all of them, but likelier to fit.
+        # The recommended layout may be slower than all of these, but likelier to fit.
         if result.first_to_try not in predictions:
             predictions = (*predictions, result.first_to_try)
             if best:
                 best.append(0.0)
         recommended = predictions.index(result.first_to_try)
 
-    # Then each layout's answers to "what if": how it follows the machine's parameters, and what
-    # training with it costs.
-    machine, checked = _turned(problem, calibration, predictions, tell)
+    # For each layout: its sensitivity to the machine's parameters, and the cost of training with it.
+    machine, checked = _turned(problem, calibration, predictions, report_progress)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = []
-    for i, (p, of_batch) in enumerate(zip(predictions, jobs, strict=True)):
-        tell("cost and failures", i, len(predictions))
+    for i, (p, batch_problem) in enumerate(zip(predictions, jobs, strict=True)):
+        report_progress("cost and failures", i, len(predictions))
         runs.append(
             training_run(
                 p,
-                of_batch,
+                batch_problem,
                 tariff=options.tariff,
                 reliability=reliability,
                 pue=pue,
@@ -174,21 +173,21 @@ def report(
         )
     data = rows(predictions, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
 
-    # The page names commands, so that it needs the job as flags. Python callers have none, and
-    # get those that say the same.
+    # The page shows commands, for which it needs the job as flags. Callers from Python have none, so they are derived
+    # from the problem.
     flags = flags or _flags(problem)
     shown = list(zip(jobs, predictions, strict=True))
 
-    # Launch files and timelines are large, so that only the first layouts have them.
+    # Launch files and timelines are large, so only the first layouts have them.
     launched = shown[:LAUNCHED]
     launch = []
-    for i, (of_batch, p) in enumerate(launched):
-        tell("launch files", i, len(launched))
-        launch.append(launch_files(of_batch, p.layout))
+    for i, (batch_problem, p) in enumerate(launched):
+        report_progress("launch files", i, len(launched))
+        launch.append(launch_files(batch_problem, p.layout))
     timelines = []
-    for i, (of_batch, p) in enumerate(shown[:TIMELINES]):
-        tell("timelines", i, TIMELINES)
-        timelines.append(_timeline(of_batch, calibration, p))
+    for i, (batch_problem, p) in enumerate(shown[:TIMELINES]):
+        report_progress("timelines", i, TIMELINES)
+        timelines.append(_timeline(batch_problem, calibration, p))
     return DecisionReport(
         about
         | data
@@ -209,23 +208,23 @@ def report(
 
 
 def _turned(
-    problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction], tell: Report
+    problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction], report_progress: Report
 ) -> tuple[Turned, list[int]]:
     """Return how each layout follows the machine's parameters, by its own global batch, and the places checked."""
     batches = dict.fromkeys(p.global_batch for p in predictions)
     places: list[list[int]] = []
-    of_batch: list[Turned] = []
+    batch_problem: list[Turned] = []
     for batch in batches:
         at = [i for i, prediction in enumerate(predictions) if prediction.global_batch == batch]
         step_problem = step_problem_of(problem.replace(global_batch=batch), calibration)
-        of_batch.append(turned(step_problem, [predictions[i].layout for i in at], tell))
+        batch_problem.append(turned(step_problem, [predictions[i].layout for i in at], report_progress))
         places.append(at)
 
     # From batch by batch back to the order of the predictions.
     order = np.argsort(np.concatenate([np.array(at) for at in places]))
-    elasticity = np.concatenate([batch.elasticity for batch in of_batch])[order]
-    ratio = np.concatenate([batch.ratio for batch in of_batch])[order]
-    return replace(of_batch[0], elasticity=elasticity, ratio=ratio), places[0][:CHECKED]
+    elasticity = np.concatenate([batch.elasticity for batch in batch_problem])[order]
+    ratio = np.concatenate([batch.ratio for batch in batch_problem])[order]
+    return replace(batch_problem[0], elasticity=elasticity, ratio=ratio), places[0][:CHECKED]
 
 
 def _account(result: SearchResult) -> dict[str, Any]:
