@@ -174,6 +174,7 @@ def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
     per_stage = tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
     account = MemoryAccount(
         per_stage=per_stage,
+        needed_per_stage=tuple(stages),
         capacity_bytes=rank_devices(problem, layout)[binding].memory_bytes,
         needed_bytes=stages[binding].peak,
         counted_bytes=peak_of_counter,

@@ -98,6 +98,8 @@ class MemoryAccount:
     per_stage: tuple[StageMemory, ...]
     """Memory of each rank as the framework's own reports count it (`MemoryCosts.memory_counter`); if it has none, the
     needed memory."""
+    needed_per_stage: tuple[StageMemory, ...]
+    """Memory that each rank needs, tensors and context."""
     capacity_bytes: float
     """Memory of a device; where devices differ, of the rank that fills most of its own."""
     needed_bytes: float

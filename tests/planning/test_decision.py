@@ -23,6 +23,21 @@ def made():
     return report(**JOB, devices=16, top=4)
 
 
+@pytest.mark.parametrize("framework", ["megatron-core", "nanotron", "fsdp"])
+def test_bars_of_memory_show_the_need_that_the_page_states(framework):
+    """Reports of these frameworks count other memory than what must fit."""
+    page = report(**JOB, layout="tp=2,dp=8", framework=framework)
+    (row,) = page.data["rows"]
+    assert max(map(sum, row["memory"])) == pytest.approx(row["memory_bytes"], rel=1e-4)
+
+
+def test_sources_of_error_are_named_in_words(made):
+    for row in made.data["rows"]:
+        names = [name for name, _ in row["sources"]]
+        assert names
+        assert not any(":" in name or "_" in name or name == "own" for name in names)
+
+
 def test_rows_are_the_searchs_layouts(made):
     found = search(**JOB, devices=16, top=4)
     rows = made.data["rows"]

@@ -84,7 +84,8 @@ def test_the_four_questions_are_answered_at_the_top(made, open_page):
     outer = names.index("inter_node_bandwidth")
     ratio = best["ratio"][outer][0]  # exact, at half the bandwidth
     step = f"{1e3 * best['step_s'] * ratio:.4g} ms" if best["step_s"] * ratio < 1 else f"{best['step_s'] * ratio:.4g} s"
-    assert f"bandwidth between nodes: {step} (+{100 * (ratio - 1):.1f} %)" in answer
+    change = f"{100 * (ratio - 1):+.1f} %"
+    assert f"bandwidth between nodes: {step} ({change.removeprefix('+') if change == '+0.0 %' else change})" in answer
     page.fill("#tokens", "2e12")
     page.press("#tokens", "Enter")
     days = 2e12 / best["tokens_per_s"] / best["goodput"] / 86400
@@ -214,6 +215,38 @@ def test_nothing_overlaps_or_leaves_the_screen(made, open_page, width, dark):
     if dark:
         page.click("#theme")
     assert page.evaluate(OVERFLOWING) == []
+
+
+@pytest.mark.parametrize("width", [500, 400, 320])
+def test_a_narrow_screen_needs_no_scrolling_below_the_decision(made, open_page, width):
+    page = open_page(made.to_html())
+    page.set_viewport_size({"width": width, "height": 800})
+    for name in ("header", "#sensitivity > div", "#sensitivity table"):
+        assert page.evaluate(f"((e) => e.scrollWidth - e.clientWidth)(document.querySelector('{name}'))") <= 0
+    # The facts below the title take the whole width instead of a narrow column beside the buttons.
+    assert page.evaluate("document.querySelector('#facts').clientWidth") > 0.85 * width
+
+
+def test_both_ends_of_an_interval_are_in_its_unit(made, open_page):
+    """In a row from 0.3606 s to 0.4925 s, too, where the lower end alone would have the unit of the upper one."""
+    page = open_page(made.to_html())
+    scales = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    cells = page.eval_on_selector_all("#table td.interval", "cells => cells.map((c) => c.textContent)")
+    for text, row in zip(cells, made.data["rows"], strict=True):
+        low, _, high, unit = text.replace(",", "").split()
+        assert float(low) * scales[unit] == pytest.approx(row["lo_s"], rel=1e-3)
+        assert float(high) * scales[unit] == pytest.approx(row["hi_s"], rel=1e-3)
+
+
+def test_a_share_that_rounds_to_zero_has_no_sign(made, open_page):
+    page = open_page(made.to_html())
+    assert page.evaluate("[[-1e-6, 2], [1e-6], [0.01], [-0.01]].map((args) => perfmodelReport.signed(...args))") == [
+        "0.00 %",
+        "0.0 %",
+        "+1.0 %",
+        "\u22121.0 %",
+    ]
+    assert not re.search(r"[+\u2212]0\.0+ %", page.inner_text("#sensitivity"))
 
 
 def test_what_the_step_depends_on_stands_below_the_decision(made, open_page):

@@ -13,14 +13,24 @@ const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCode
 const formats = [1, 2, 3, 4].map((n) => new Intl.NumberFormat("en", { maximumSignificantDigits: n })); // slow to make
 const digits = (value, n = 4) => formats[n - 1].format(value);
 const percent = (value, n = 1) => (100 * value).toFixed(n) + " %";
-const signed = (value) => (value >= 0 ? "+" : "\u2212") + percent(Math.abs(value));
+/** A share with its sign; without one where it rounds to zero. */
+function signed(value, n = 1) {
+  const text = percent(Math.abs(value), n);
+  return (parseFloat(text) === 0 ? "" : value > 0 ? "+" : "\u2212") + text;
+}
 function scaled(value, unit) {
   for (const [scale, prefix] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
     if (Math.abs(value) >= scale) return digits(value / scale, 3) + " " + prefix + unit;
   return digits(value, 3) + " " + unit;
 }
+const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "\u00b5s"], [1e-9, "ns"]];
+/** Two times in one unit, that of the longer. */
+function secondsRange(low, high) {
+  const [scale, unit] = SECONDS.find(([one]) => Math.abs(high) >= one) ?? SECONDS.at(-1);
+  return `${digits(low / scale)} \u2013 ${digits(high / scale)} ${unit}`;
+}
 function seconds(value) {
-  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "\u00b5s"]])
+  for (const [scale, unit] of SECONDS.slice(0, 3))
     if (Math.abs(value) >= scale) return digits(value / scale) + " " + unit;
   return Math.abs(value) < 1e-10 ? "0 s" : digits(value / 1e-9, 3) + " ns";
 }

@@ -7,14 +7,14 @@ function buildKnobs() {
     slider.dataset.knob = knob.name;
     slider.addEventListener("input", () => { state.at[knob.name] = 2 ** Number(slider.value); turn(); });
     knob.show = () => {
-      const i = machine.knobs.indexOf(knob), row = rows[state.chosen], more = 1.01 ** row.elasticity[i] - 1;
+      const i = machine.knobs.indexOf(knob), row = rows[state.chosen];
       slider.value = Math.log2(state.at[knob.name]);
       told.textContent = "\u00d7 " + state.at[knob.name].toFixed(2);
-      effect.textContent = `1 % more: ${more >= 0 ? "+" : "\u2212"}${Math.abs(100 * more).toFixed(2)} %`;
+      effect.textContent = `1 % more: ${signed(1.01 ** row.elasticity[i] - 1, 2)}`;
     };
     return element("div", { className: "knob" }, element("label", { textContent: knob.label }), slider, told, effect);
   });
-  const half = element("button", { textContent: "network half as fast" }), back = element("button", { textContent: "as it is" });
+  const half = element("button", { textContent: "half the network" }), back = element("button", { textContent: "reset" });
   half.addEventListener("click", () => {
     for (const knob of machine.knobs) state.at[knob.name] = knob.name.endsWith("node_bandwidth") ? 0.5 : 1;
     turn();
@@ -22,10 +22,10 @@ function buildKnobs() {
   back.addEventListener("click", () => { for (const knob of machine.knobs) state.at[knob.name] = 1; turn(); });
   $("knobs").replaceChildren(element("p", { className: "tools" }, half, back), element("p", { id: "turned" }), ...lines);
   const [one, all] = errors(), checked = machine.checked.length;
-  $("holds").textContent = "\u201c1 % more\u201d is the exact gradient of the step through its timeline. Sliders hold to exact steps at a half, 0.71, 1.41 "
-    + "and twice of each parameter and to the gradient between; several add up, to first order. Held against other exact steps of the first "
-    + `${checked > 1 ? checked + " layouts" : "layout"}: off by at most ${percent(one)} for one parameter, ${percent(all)} where all move together.`
-    + (idle.length ? ` Within a factor of two these change nothing here: ${idle.map((knob) => knob.label).join(", ")}.` : "");
+  $("holds").textContent = "\u201c1 % more\u201d is the exact gradient of the step time. At 0.5, 0.71, 1.41 and 2 times each parameter the sliders show exact steps; "
+    + "between these they interpolate, and the effects of several sliders are added. Compared with further exact steps of the first "
+    + `${checked > 1 ? checked + " layouts" : "layout"}, they are off by at most ${percent(one)} for one parameter and ${percent(all)} for all together.`
+    + (idle.length ? ` Between half and double, these parameters do not change the step: ${idle.map((knob) => knob.label).join(", ")}.` : "");
 }
 
 function turn() {
@@ -79,7 +79,7 @@ function drawProfile() { // where a profile of the layout and its prediction par
   });
   document.querySelector("#profile div").replaceChildren(
     element("p", { textContent: `Step: ${seconds(told.predicted_step_s)} predicted, ${seconds(told.measured_step_s)} measured (${signed(told.measured_step_s / told.predicted_step_s - 1)}), `
-      + `of ${told.steps} steps on ${told.devices} devices; ${percent(told.matched_share, 0)} of the measured time is of predicted events.` }),
+      + `over ${told.steps} steps on ${told.devices} devices; events of the prediction account for ${percent(told.matched_share, 0)} of the measured time.` }),
     listed(["largest differences, per device and step", "", "effect", "predicted", "measured", "calls", "remedy"], lines, "figures"),
     ...Object.entries(told.unread).map(([what, calls]) => element("p", { className: "note", textContent: `${digits(calls)} calls: the profile does not say their ${what}` })));
   $("profile").hidden = false;
@@ -91,13 +91,13 @@ function drawAccount() {
     ...(job.framework === "generic" ? [] : [job.framework])].join(", ");
   if (data.kind !== "search") return;
   const lines = [
-    `${data.evaluated.toLocaleString("en")} layouts scored by full evaluation of their schedule, ${data.feasible.toLocaleString("en")} fit, in ${data.seconds.toFixed(1)} s; ${data.certificate}.`,
+    `${data.feasible.toLocaleString("en")} layouts fit into memory; ${data.evaluated.toLocaleString("en")} of them were fully evaluated, in ${data.seconds.toFixed(1)} s; ${data.certificate}.`,
     ...(data.objective === "step_time" ? [] : [`Ranked by ${data.objective}.`]),
     ...(data.constraints.length ? [`Where ${data.constraints.join(" and ")}.`] : []),
     ...(data.beyond ? [`If ${job.framework} could run every layout: ${seconds(data.beyond.step_time_s)} with ${data.beyond.layout}.`] : []),
   ];
-  const out = element("details", {}, element("summary", { textContent: "why other layouts are not here" }),
-    listed(["why", "layouts"], data.rejected.map(([why, count]) => [why, count.toLocaleString("en")]), "figures"));
+  const out = element("details", {}, element("summary", { textContent: "why other layouts were rejected" }),
+    listed(["reason", "layouts"], data.rejected.map(([why, count]) => [why, count.toLocaleString("en")]), "figures"));
   $("account").replaceChildren(element("h2", { textContent: "The search" }), ...lines.map((text) => element("p", { textContent: text })), out);
 }
 
@@ -134,4 +134,4 @@ drawProfile();
 filter("");
 choose(data.recommended);
 // for tests: what is chosen and shown, and the arithmetic of the sliders
-window.perfmodelReport = { state, rows, changed, errors, fastestAt, choose, front, point: (i) => points[i] };
+window.perfmodelReport = { state, rows, changed, errors, signed, fastestAt, choose, front, point: (i) => points[i] };

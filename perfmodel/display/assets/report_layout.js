@@ -16,7 +16,7 @@ function drawAnswer() {
     drawAnswer();
     drawClusters();
   });
-  const step = seconds(row.step_s) + (turnedAway() ? `, ${seconds(now(row))} on the machine as it is turned below` : "");
+  const step = seconds(row.step_s) + (turnedAway() ? `, ${seconds(now(row))} with the sliders below` : "");
   const resting = data.origins.map((name, k) => [name, row.origins[k]]).filter(([, share]) => share >= 0.005)
     .sort((a, b) => b[1] - a[1]).map(([name, share]) => `${percent(share, 0)} ${name}`).join(", ");
   const lines = [
@@ -39,14 +39,13 @@ function drawSensitivity() {
   const widest = Math.max(...told.map((one) => Math.abs(one.gradient)), 1e-12);
   const lines = told.map(({ knob, gradient }) => [
     knob.label,
-    bar([{ value: Math.abs(gradient), colour: gradient > 0 ? "#D55E00" : "#0072B2", title: signedFinely(gradient) }], widest),
-    signedFinely(gradient),
+    bar([{ value: Math.abs(gradient), colour: gradient > 0 ? "#D55E00" : "#0072B2", title: signed(gradient, 2) }], widest),
+    signed(gradient, 2),
     ...[0.5, 2].map((factor) => { const ratio = changed(row, { [knob.name]: factor }); return `${seconds(row.step_s * ratio)} (${signed(ratio - 1)})`; }),
   ]);
-  holder.querySelector("div").replaceChildren(listed(["parameter", "", "1 % more", "half of it", "twice of it"], lines, "figures"));
-  holder.querySelector("p").textContent = "\u201c1 % more\u201d is the gradient of the step time; half and twice are steps predicted again. The sliders below combine them.";
+  holder.querySelector("div").replaceChildren(listed(["parameter", "", "1 % more", "half", "double"], lines, "figures"));
+  holder.querySelector("p").textContent = "\u201c1 % more\u201d is the gradient of the step time. The steps at half and double were predicted anew. The sliders below combine several changes.";
 }
-const signedFinely = (share) => `${share >= 0 ? "+" : "\u2212"}${Math.abs(100 * share).toFixed(2)} %`;
 
 /** What the network at half its bandwidth does, and which layout is then the fastest. */
 function slowNetwork(row) {
@@ -61,7 +60,7 @@ function slowNetwork(row) {
     return `${label}: ${seconds(row.step_s * ratio)} (${signed(ratio - 1)})`
       + (better ? `, then #${best + 1} is faster: ${seconds(other.step_s * changed(other, where))}` : "");
   });
-  return [["at half the network", element("span", {}, parts.join("; "))]];
+  return [["with half the network", element("span", {}, parts.join("; "))]];
 }
 
 function drawBreakdown() {
@@ -111,19 +110,19 @@ function drawSure() {
   const row = rows[state.chosen];
   const measuring = `perfmodel calibrate ${data.measured_by} --global-batch ${row.global_batch} --layouts ${row.layout} --dry-run`;
   const lines = [
-    ...(row.best === undefined ? [] : [["is the best of these with probability", percent(row.best, 0)]]),
+    ...(row.best === undefined ? [] : [["probability of being the best of these layouts", percent(row.best, 0)]]),
     ...data.origins.map((name, k) => [`critical path: ${name}`, percent(row.origins[k], 0)]),
-    ...row.sources.map(([name, half]) => [`uncertain by: ${name.replace(/^events: /, "").replaceAll("_", " ")}`, "\u00b1 " + percent(Math.expm1(half))]),
+    ...row.sources.map(([name, half]) => [`uncertainty: ${name}`, "\u00b1 " + percent(Math.expm1(half))]),
   ];
   $("sure").replaceChildren(...intervals, listed(null, lines, "figures"), ...row.notes.map((text) => element("p", { className: "note", textContent: text })),
-    element("p", {}, "Measured on two nodes, its events make it surer; what that takes: ", element("code", { textContent: measuring }), copied(measuring)));
+    element("p", {}, "Measuring its kernels and collectives on two nodes narrows the interval. How long that takes: ", element("code", { textContent: measuring }), copied(measuring)));
 }
 
 function drawLaunch() {
   const files = data.launch[state.chosen], row = rows[state.chosen];
   const more = (text, said) => element("p", {}, text, element("code", { textContent: said }), copied(said));
   if (!files) {
-    $("launch").replaceChildren(more(`Launch files of the first ${data.launch.length} layouts are in this page; for this one: `, command("report", row, " --html one.html")));
+    $("launch").replaceChildren(more(`This page has the launch files of the first ${data.launch.length} layouts. For this one, run `, command("report", row, " --html one.html")));
     return;
   }
   const can = files.filter((file) => file.text), cannot = files.filter((file) => !file.text);
@@ -137,10 +136,10 @@ function drawLaunch() {
   };
   pick.addEventListener("change", () => { state.framework = pick.value; show(); });
   if (can.length) show();
-  const refused = element("details", {}, element("summary", { textContent: `cannot run it: ${cannot.map((file) => file.name).join(", ")}` }),
+  const refused = element("details", {}, element("summary", { textContent: `frameworks that cannot run it: ${cannot.map((file) => file.name).join(", ")}` }),
     ...cannot.map((file) => element("p", { className: "note", textContent: `${file.name}: ${file.why}` })));
-  $("launch").replaceChildren(...(can.length ? [tools, shown] : [element("p", { textContent: "No framework whose launch files are known runs this layout." })]),
-    ...(cannot.length ? [refused] : []), more("The prediction alone: ", command("predict", row, "")));
+  $("launch").replaceChildren(...(can.length ? [tools, shown] : [element("p", { textContent: "None of the frameworks that perfmodel writes launch files for can run this layout." })]),
+    ...(cannot.length ? [refused] : []), more("To predict only this layout: ", command("predict", row, "")));
 }
 
 function drawPath() {
@@ -157,7 +156,7 @@ function drawTimeline() {
     holder.replaceChildren(element("iframe", { srcdoc: page, title: `timeline of ${row.layout}` }));
   } else {
     const said = command("timeline", row, " --html timeline.html");
-    holder.replaceChildren(element("p", {}, "Not in this page; this writes it: ", element("code", { textContent: said }), copied(said)));
+    holder.replaceChildren(element("p", {}, "This page does not have the timeline of this layout. To write it: ", element("code", { textContent: said }), copied(said)));
   }
   holder.dataset.row = state.chosen;
 }

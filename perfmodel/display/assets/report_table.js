@@ -8,7 +8,7 @@ const heads = [
 ];
 heads.splice(2, 0,
   { key: "now_s", label: "what if", text: (i) => seconds(now(rows[i])), value: (i) => now(rows[i]) },
-  { key: "interval", label: "90 % interval", text: (i) => `${digits(rows[i].lo_s)} \u2013 ${seconds(rows[i].hi_s)}`, value: (i) => rows[i].hi_s });
+  { key: "interval", label: "90 % interval", text: (i) => secondsRange(rows[i].lo_s, rows[i].hi_s), value: (i) => rows[i].hi_s });
 const sorting = { key: "rank", down: false };
 const body = document.querySelector("#table tbody"), box = $("table");
 const ROW_PX = 22, AROUND = 12; // height of a row, as the style has it; rows kept above and below those in sight

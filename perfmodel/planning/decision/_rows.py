@@ -9,6 +9,7 @@ from perfmodel.planning.decision._scenarios import Turned
 from perfmodel.planning.training_run import TrainingRun
 from perfmodel.prediction import GAUSS_90, Prediction
 from perfmodel.prediction.memory import CATEGORIES
+from perfmodel.prediction.sites import NOISE
 from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.units import fit_words
 
@@ -42,6 +43,19 @@ _QUANTITIES: Final = {
     "global_batch": ("global batch", "", ""),
 }
 """Key in a row -> head of its column, unit, and which values are better."""
+_SITE_WORDS: Final = {
+    "products": "speed of matrix products at this site",
+    "attention": "speed of attention at this site",
+    "memory": "speed of memory-bound kernels at this site",
+    "intra_node": "network inside the nodes of this site",
+    "inter_node": "network between the nodes of this site",
+    "host": "hosts of this site",
+    "other": "all other times at this site",
+    "unstated": "settings that are not stated",
+    "extrapolated": "times without measurements",
+    "bubble": "pipeline bubble",
+}
+"""Class of events or degree of `SitePrior` -> what is uncertain about it."""
 
 
 def rows(
@@ -78,7 +92,7 @@ def rows(
             "layout": p.layout_notation,
             "settings": [_setting(p.layout, name) for name in _SETTINGS],
             "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
-            "memory": [_stage_memory(stage) for stage in p.memory_per_stage],
+            "memory": [_stage_memory(stage) for stage in p.memory_account.needed_per_stage],
             "capacity_bytes": p.memory_capacity_bytes,
             "origins": [_short(p.provenance.get(name, 0.0)) for name in origins],
             "sources": _sources(p),
@@ -103,7 +117,7 @@ def rows(
 
 
 def _felt_parts(predictions: Sequence[Prediction], names: Iterable[str]) -> list[str]:
-    """Parts of the step that matter for some layout; parts below a millionth of the step are left out of the legend."""
+    """Parts that take at least a millionth of the step of some layout; the legend leaves the others out."""
     felt = set()
     for p in predictions:
         felt.update(name for name, part_s in p.breakdown_s.items() if part_s > 1e-6 * p.step_time_s)
@@ -127,7 +141,7 @@ def _varied_settings(predictions: Sequence[Prediction], records: Sequence[dict[s
     varied = []
     for i, name in enumerate(_SETTINGS):
         values = {row["settings"][i] for row in records}
-        # Without folded experts their degree of tensor parallelism is but that of the layers.
+        # Unless experts are folded, `etp` equals `tp` and needs no column of its own.
         if len(values) > 1 and (has_folded_experts or name != "etp"):
             varied.append({"key": name, "at": i})
     return varied
@@ -156,9 +170,19 @@ def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
 
 
 def _sources(p: Prediction) -> list[list[Any]]:
-    """The largest sources of error, with their half-widths of a 90 % interval."""
+    """The largest sources of error in words, with their half-widths of a 90 % interval."""
     largest = sorted(p.uncertainty.by_source.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
-    return [[name, _short(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
+    return [[_source_words(name), _short(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
+
+
+def _source_words(name: str) -> str:
+    """A source of error (`Uncertainty.by_source`) in words of the page's reader."""
+    if name == NOISE:
+        return "differences between repeated runs"
+    kind, _, part = name.partition(": ")
+    if kind == "site":
+        return _SITE_WORDS[part]
+    return "parameters fitted to your runs" if kind == "fit" else f"measured times of {part.replace('_', ' ')}"
 
 
 def _setting(layout: Layout, name: str) -> Any:

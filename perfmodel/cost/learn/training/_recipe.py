@@ -109,7 +109,8 @@ def small_recipe(family: str, rows: int) -> Recipe:
 
 
 StepReport = Callable[[int, int, float], None]
-"""Called with (step, steps, mean absolute log error on the shapes that stop training early)."""
+"""Function that reports the progress of a training: its arguments are the step, the number of steps, and the mean
+absolute log error on the shapes that stop training early."""
 
 
 class Stages:
