@@ -4,10 +4,16 @@ python validate/fit_sites.py --data DIR
 
 Reads every collection of DIR (folders `published*`) and writes sustained.json, memory.json, population.json and its
 card population.md of perfmodel/prediction/sites; with numpyro (extra `sampler`) the card compares the posterior with a
-sampler's. Run it again after anything that moves predicted times or memory; it takes some half an hour on one core.
+sampler's. Run it again after anything that moves predicted times or memory; it takes some ten minutes on one core.
 """
 
 import argparse
+import os
+
+# The fit solves many small equations. BLAS's threads then mostly wait for one another, and while they wait they spin:
+# with another program on the machine the fit takes several times as long. NumPy reads this when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -158,10 +158,25 @@ def test_a_team_is_left_out_with_all_that_share_one() -> None:
     np.testing.assert_array_equal(folds.left_out[1], [True, True, True, False])
     np.testing.assert_array_equal(folds.left_out[0], [True, True, False, False])
     np.testing.assert_array_equal(folds.predicted, np.eye(4, dtype=bool))
-    index, there, predicted = folds.padded()
-    for fold in range(4):
-        assert set(index[fold][there[fold]]) == set(np.flatnonzero(folds.left_out[fold]))
-        assert set(index[fold][predicted[fold]]) == {fold}
+
+
+def test_folds_come_in_batches_of_similar_size() -> None:
+    """Each fold is in one batch, with its runs and those that it predicts, and hardly padded."""
+    teams = [*("single" + str(i) for i in range(5)), *["small"] * 3, *["large"] * 60, "large+other"]
+    folds = team_folds(teams)
+    batched: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for batch in folds.by_size():
+        sizes = batch.is_run.sum(axis=1)
+        assert sizes.max() == batch.index.shape[1] <= 4 * sizes.min()
+        for index, is_run, predicted in zip(*batch, strict=True):
+            batched.setdefault(tuple(index[is_run].tolist()), []).append(tuple(index[predicted].tolist()))
+    expected: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
+        name = tuple(np.flatnonzero(left_out).tolist())
+        expected.setdefault(name, []).append(tuple(np.flatnonzero(predicted).tolist()))
+    assert {name: sorted(values) for name, values in batched.items()} == {
+        name: sorted(values) for name, values in expected.items()
+    }
 
 
 def test_whole_groups_are_left_out_with_the_sources_that_have_them() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -29,20 +29,38 @@ class Folds:
         fold = [self.names.index(name)]
         return Folds((name,), self.left_out[fold], self.predicted[fold])
 
-    def padded(
-        self,
-    ) -> tuple[Int[np.ndarray, "folds most"], Bool[np.ndarray, "folds most"], np.ndarray]:
-        """Padded indices of left-out runs, with masks of valid and predicted entries."""
-        # JAX needs arrays of one shape: pad every fold to the longest, with a mask of the entries
-        # that are runs.
+    def by_size(self) -> "list[PaddedFolds]":
+        """The folds in batches of similar size, each padded to its largest; sizes are those of what they leave out.
+
+        JAX needs arrays of one shape. The work of a fold grows with the cube of its size, so that one batch as wide as
+        the largest fold would spend most of its time on padding.
+        """
         places = [np.flatnonzero(left_out) for left_out in self.left_out]
-        index = np.zeros((len(places), max(map(len, places))), int)
-        is_run = np.zeros(index.shape, bool)
-        for fold, members in enumerate(places):
-            index[fold, : len(members)] = members
-            is_run[fold, : len(members)] = True
-        predicted = is_run & np.take_along_axis(self.predicted, index, axis=1)
-        return index, is_run, predicted
+        # Folds of one batch differ by up to a factor of four in size: more batches take longer to compile.
+        quadruplings = np.ceil(np.log([len(place) for place in places]) / np.log(4))
+        batches = []
+        for quadrupling in np.unique(quadruplings):
+            folds = np.flatnonzero(quadruplings == quadrupling)
+            most = max(len(places[fold]) for fold in folds)
+            index = np.zeros((len(folds), most), int)
+            is_run = np.zeros(index.shape, bool)
+            for row, fold in enumerate(folds):
+                index[row, : len(places[fold])] = places[fold]
+                is_run[row, : len(places[fold])] = True
+            predicted = is_run & np.take_along_axis(self.predicted[folds], index, axis=1)
+            batches.append(PaddedFolds(index, is_run, predicted))
+        return batches
+
+
+class PaddedFolds(NamedTuple):
+    """Folds of similar size, each with as many entries as the largest."""
+
+    index: Int[np.ndarray, "folds most"]
+    """Runs that each fold leaves out; 0 where an entry is padding."""
+    is_run: Bool[np.ndarray, "folds most"]
+    """Whether an entry is a run."""
+    predicted: Bool[np.ndarray, "folds most"]
+    """Whether an entry is a run that its fold predicts."""
 
 
 def team_folds(teams: Sequence[str]) -> Folds:

@@ -12,9 +12,9 @@ sources alone, and given 1, 3 and 8 of its own runs. Every source counts the sam
 is not misled where the model is wrong of one source, as the marginal likelihood is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction.sites import CLASSES, DEGREES
 from perfmodel.prediction.sites.known_runs import OUTLIERS, standard_nodes
-from perfmodel.validation.population._folds import Folds, team_folds
+from perfmodel.validation.population._folds import Folds, PaddedFolds, team_folds
 
 LEVELS: Final[tuple[str, ...]] = (
     "everywhere",
@@ -273,8 +273,8 @@ class Score:
 
         All folds come from blocks of one inverse (Rasmussen and Williams 2006, section 5.4.2, for blocks).
         """
-        padded = (folds or self.teams).padded()
-        return self._left_out(state.vector, state.level_scale, state.scale, state.weight, padded)
+        batches = (folds or self.teams).by_size()
+        return self._left_out(state.vector, state.level_scale, state.scale, state.weight, batches)
 
     @cached_property
     def _left_out(self) -> Callable[..., LeftOut]:
@@ -283,7 +283,9 @@ class Score:
 
         return jax.jit(self._of_folds)
 
-    def _of_folds(self, vector: Any, level_scale: Any, scale: Any, weight: Any, folds: tuple[Any, Any, Any]) -> LeftOut:
+    def _of_folds(
+        self, vector: Any, level_scale: Any, scale: Any, weight: Any, batches: Sequence[PaddedFolds]
+    ) -> LeftOut:
         """Predict every run without its fold from one inverse; see `left_out`."""
         import jax
         import jax.numpy as jnp
@@ -296,26 +298,33 @@ class Score:
         noise = hyper["noise"][0] ** 2
         scales = jnp.asarray(level_scale)[self.of_source], jnp.asarray(scale)[self.of_source]
         scaled = parts.scaled(*scales, noise / jnp.asarray(weight))
-        inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
+        invert = _inverse()
+        inverse = invert(factors(hyper, runs, SHARED) + scaled)
         solved = inverse @ self.runs.log
 
-        def of_fold(index: Any, there: Any) -> tuple[Any, Any]:
+        def of_fold(after: Any, index: Any, there: Any) -> tuple[Any, Any]:
             # Leave-out predictions from one inverse K^-1 =: A. For a fold F, the residual is
             # A_FF^-1 (A y)_F, and A_FF^-1 is its covariance, from which the runs' own part is
             # taken off. Padding rows are the identity.
             both = there[:, None] & there
-            total = jnp.linalg.inv(jnp.where(both, inverse[index][:, index], jnp.eye(len(index))))
+            block = (index[:, None], index)
+            total = invert(jnp.where(both, inverse[block] + after, jnp.eye(len(index))))
             residual = total @ jnp.where(there, solved[index], 0.0)
-            return residual, total - jnp.where(both, scaled[index][:, index], 0.0)
-
-        members, there, predicted = (jnp.asarray(part) for part in folds)
-        residuals, shared = jax.vmap(of_fold)(members, there)
+            return residual, total - jnp.where(both, scaled[block], 0.0)
 
         # Scatter the folds back to runs; each run is predicted in one fold.
-        flat = jnp.zeros(len(self.runs.log)).at[members.ravel()].add((residuals * predicted).ravel())
-        rows, columns = members[:, :, None], members[:, None]
-        both = predicted[:, :, None] & predicted[:, None]
-        together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
+        flat = jnp.zeros(len(self.runs.log))
+        together = jnp.zeros((len(flat), len(flat)))
+        for batch in batches:
+            members, there, predicted = (jnp.asarray(part) for part in batch)
+            # One batch after another. XLA would run the LAPACK calls of several at once, each of which keeps a thread
+            # and waits for others to take its matrices: a deadlock. XLA drops an optimisation barrier, but not a sum.
+            after_the_last = 0.0 * flat[0]
+            residuals, shared = jax.vmap(of_fold, (None, 0, 0))(after_the_last, members, there)
+            flat = flat.at[members].add(residuals * predicted)
+            rows, columns = members[:, :, None], members[:, None]
+            both = predicted[:, :, None] & predicted[:, None]
+            together = together.at[rows, columns].add(jnp.where(both, shared, 0.0))
         return LeftOut(residual=flat, shared=together, own_parts=parts, noise=noise)
 
     def __call__(self, vector: Any, level_scale: Any, scale: Any, weight: Any, counted: Any) -> Any:
@@ -347,31 +356,32 @@ class Score:
 
         def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
             """Mean log score of a source's other runs given the drawn ones."""
-            # The source's block of every part, and in it the columns of the drawn runs. Parts
-            # stay apart, since every node multiplies them by its own scales.
-            covariances = [part[index][:, index] for part in (fixed, parts.within, parts.repeats)]
-            columns_of_drawn = []
-            for run in drawn:
-                columns_of_drawn.append([part[:, run] for part in covariances])
+            # The known runs themselves are not predicted, nor is padding.
+            is_unknown = there.at[drawn].set(False)
+
+            # The source's block of every part; every node multiplies the parts by its own scales.
+            block = (index[:, None], index)
+            fixed_part, within_part, repeats_part = (part[block] for part in (fixed, parts.within, parts.repeats))
+            noise_part = noise * jnp.eye(len(index))
 
             def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
-                """Log likelihoods of the known runs in sequence, and of the others given them.
+                """Log likelihoods of the known runs in sequence, and of the others given them."""
 
-                For each known run in turn, its column of the covariance's Cholesky factor is subtracted from the
-                residuals, and its square from the variances.
-                """
-                fixed_part, within_part, repeats_part = (jnp.diag(part) for part in covariances)
-                remainder = residual[index]
-                variance = fixed_part + scale * within_part + own_scale * (repeats_part + noise)
-                log = 0.0
-                columns: list[Any] = []
-                for run, (fixed_column, within_column, repeats_column) in zip(drawn, columns_of_drawn, strict=True):
-                    with_run = fixed_column + scale * within_column + own_scale * repeats_column
-                    gain = with_run - sum(root * root[run] for root in columns)
-                    log = log + _log_normal(remainder[run], variance[run])
-                    remainder = remainder - gain * remainder[run] / variance[run]
-                    columns.append(gain / jnp.sqrt(variance[run]))
-                    variance = variance - columns[-1] ** 2
+                def given(state: tuple[Any, Any, Any], run: Any) -> tuple[tuple[Any, Any, Any], None]:
+                    """Condition the remaining runs on one more known run: a step of Gaussian elimination."""
+                    covariance, remainder, log = state
+                    with_run = covariance[:, run]
+                    # A source with too few runs has none to divide by; its score is not counted.
+                    variance = jnp.where(enough, with_run[run], 1.0)
+                    log = log + _log_normal(remainder[run], variance)
+                    gain = with_run / variance
+                    return (covariance - gain[:, None] * with_run, remainder - gain * remainder[run], log), None
+
+                covariance = fixed_part + scale * within_part + own_scale * (repeats_part + noise_part)
+                start = (covariance, residual[index], jnp.zeros(()))
+                (covariance, remainder, log), _ = jax.lax.scan(given, start, drawn)
+                # Of the known runs nothing is left, and they are not predicted.
+                variance = jnp.where(is_unknown, jnp.diag(covariance), 1.0)
                 return log, _log_normal(remainder, variance)
 
             # Bayes' rule over the nodes: one under which the known runs are likely counts more
@@ -380,9 +390,7 @@ class Score:
             likely = likely[:, None] + prior
             log = logsumexp(log + likely, axis=0) - logsumexp(likely)
 
-            # The known runs themselves are not predicted, nor is padding; a source with too few
-            # runs scores 0.
-            is_unknown = there.at[drawn].set(False)
+            # A source with too few runs scores 0.
             log = jnp.where(is_unknown, log, 0.0)
             return jnp.where(enough, log.sum() / jnp.maximum(is_unknown.sum(), 1), 0.0)
 
@@ -447,6 +455,26 @@ def _likeliest_scale(
         log_likelihood = -0.5 * (error @ np.linalg.solve(total, error) + np.linalg.slogdet(total)[1])
         log_posterior.append(log_likelihood - LEVEL_DEGREES_OF_FREEDOM / 2 * (np.log(scale) + 1 / scale))
     return float(LEVEL_SCALES[int(np.argmax(log_posterior))])
+
+
+@lru_cache
+def _inverse() -> Callable[[Any], Any]:
+    """The inverse of a matrix, with the derivative dA^-1 = -A^-1 dA A^-1.
+
+    JAX differentiates the solution of linear equations, which solves them again for every column; two products take a
+    third of that.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    inverse = jax.custom_jvp(jnp.linalg.inv)
+
+    @inverse.defjvp
+    def derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        of_matrix = jnp.linalg.inv(primals[0])
+        return of_matrix, -of_matrix @ tangents[0] @ of_matrix
+
+    return inverse
 
 
 def _log_normal(error: Any, variance: Any) -> Any:
