@@ -4,15 +4,16 @@ python validate/blind.py --data DIR [--record | --first-looks] [--sources PATTER
 
 Reads the collections of DIR (folders `published2`, `published3` ...). `--record` predicts the sources that have no
 first look yet and keeps the answers with the commit in validate/blind; it never changes what is recorded. Without it
-every source is predicted as today, its teams left out of everything that is fitted, and validate/blind/README.md and
-blind.json say how that compares with the first look; some minutes. `--first-looks` predicts nothing and writes them
-without today's figures. `--sources` prints the page for some sources only.
+every source is predicted as today, with the settings that its notes state and its teams left out of all that is fitted,
+and validate/blind/README.md and blind.json say how that compares with the first look; some minutes. `--first-looks`
+predicts nothing and writes them without today's figures. `--sources` prints the page for some sources only.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from studies.blind_record import (
     collections,
     commit_of_package,
     not_predicted,
+    predicted_today,
     record_first_looks,
     recorded_looks,
     runs_of,
@@ -80,7 +82,8 @@ def score(folders: Sequence[Path], pattern: str, predicts: bool) -> None:
             of_rows = looks.set_index("case_id").loc[runs["case_id"]].reset_index()
             first.append(Look.of(runs, of_rows))
             if predicts:
-                today.append(Look.of(runs, predict_cases(runs, None, report, site_of=Site.without)))
+                predict = partial(predict_cases, progress=report, site_of=Site.without)
+                today.append(predicted_today(runs, predict))
             else:
                 today.append(Look.of(runs, not_predicted(runs)))
             all_looks.append(of_rows)

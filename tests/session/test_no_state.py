@@ -49,6 +49,7 @@ CACHED = {
     "prediction.sites.constants.teams_of": "a file of the package, by name of a source",
     "validation.unstated.priors._shipped": "a file of the package",
     "validation.unstated.priors.choice_priors": "a file of the package, by name of a source",
+    "validation.population._score._inverse": "one function of matrices",
     "validation.rows.vocabulary.read_phrases": "words of a closed vocabulary",
     "validation.rows.vocabulary.read_switches": "words of a closed vocabulary",
     "viz._style._picture": "one class for all pictures",

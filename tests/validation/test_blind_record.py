@@ -16,6 +16,7 @@ from studies.blind_record import (
     collections,
     looked_at,
     not_predicted,
+    predicted_today,
     record_first_looks,
     recorded_looks,
     runs_of,
@@ -129,6 +130,21 @@ def test_wide_intervals_are_told_from_narrow_ones() -> None:
     # what one fixed interval is told cannot be bettered by another fixed one
     same = interval_scores(source, measured, one, one * np.exp(-0.25), one * np.exp(0.25))
     assert same["ours"] >= same["fixed"] - 1e-9
+
+
+def test_today_knows_the_settings_that_notes_state() -> None:
+    """The compiled step of a script whose table has the word in its notes alone."""
+    runs = pd.DataFrame([{"case_id": "a", "source": "s", "status": "ok", "measured_iter_time_s": 1.0}])
+    runs["notes"] = "from 250 ms to 135 ms by torch.compile"
+    asked = []
+
+    def predict(rows: pd.DataFrame) -> pd.DataFrame:
+        asked.append(rows)
+        return not_predicted(rows)
+
+    predicted_today(runs, predict)
+    assert asked[0]["launch_and_overlap"].tolist() == ["compile=1"]
+    assert "launch_and_overlap" not in runs
 
 
 def test_first_looks_of_the_second_collection_are_as_they_were_given(data_dir: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
+from prepared_runs import prepare
 from studies.reliability import WidthDecile, deciles_table, interval_scores, width_deciles
 from studies.tables import percent, rows_table
 
@@ -124,6 +125,21 @@ def commit_of_package(root: Path) -> str:
             "or stash the changes first"
         )
     return git("rev-parse", "--short=8", "HEAD")
+
+
+# --- today --------------------------------------------------------------------------------------------
+
+
+def predicted_today(runs: pd.DataFrame, predict: Callable[[pd.DataFrame], pd.DataFrame]) -> "Look":
+    """The present version's look at a collection's rows, with the settings that their notes state in columns.
+
+    The package never reads notes; constants of sites are fitted to rows that were prepared in the same way.
+
+    Args:
+        runs: rows as they were collected.
+        predict: makes a frame with `_TIMES` and `skipped_reason` of prepared rows.
+    """
+    return Look.of(runs, predict(prepare(runs)))
 
 
 # --- what is known of a source beside its rows --------------------------------------------------------
@@ -351,7 +367,8 @@ _HEAD: Final = """# The blind record
 
 Made by `make blind`. Every source of published runs is predicted once before anything is changed for it, and the
 answers are kept with the commit in the tables beside this page: the error that a stranger meets. `today` is the present
-version on the same rows, with the runs of a source's teams (`perfmodel/prediction/sites/teams.toml`) left out of
+version on the same rows, with settings that their notes state in columns (`validate/prepared_runs.py`; first looks had
+none of them) and the runs of a source's teams (`perfmodel/prediction/sites/teams.toml`) left out of
 everything that is fitted; once something was changed with a source's results in view it is no longer blind.
 
 """
