@@ -180,6 +180,7 @@ NOT_COUNTED = {
     "esm": 33 * 20 + 1,  # the head that tells contacts of attention's weights
     "modernbert-decoder": -768,  # the first layer has no norm
     "roformer": 1536 * 64,  # sines of positions, which are not trained
+    "molmo2": 128 * 4096,  # embeddings of tokens for images
     "phi": 51_200,  # bias of the head
     "umt5": (2 * 8 - 2) * 32 * 6,  # relative positions of its own in every layer
 }
@@ -208,6 +209,22 @@ def test_a_family_under_another_name_is_the_known_one(family):
         config | {"model_type": family} if family in RELATIVES else {"model_type": family, "text_config": config}
     )
     assert replace(renamed, name=known.name, source=known.source) == known
+
+
+@pytest.mark.parametrize("inside", [True, False, None])
+@pytest.mark.parametrize("outside", [True, False, None])
+@pytest.mark.parametrize(("whole", "text", "has_old_files"), [("internvl", "qwen2", False), ("llava", "llama", True)])
+def test_the_whole_model_says_whether_its_head_is_tied(
+    whole: str, text: str, has_old_files: bool, outside: bool | None, inside: bool | None
+):
+    """Since transformers 5. Where it says nothing its language model does; some families have always said it there."""
+    config = {key: value for key, value in FAMILY_COUNTS[text]["config"].items() if key != "tie_word_embeddings"}
+    stated = {} if inside is None else {"tie_word_embeddings": inside}
+    outer = {} if outside is None else {"tie_word_embeddings": outside}
+    whole_config = {"model_type": whole, "transformers_version": "5.2.0", "text_config": config | stated} | outer
+    net = model_from_config(whole_config)
+    tied = outside if outside is not None else bool(inside)
+    assert net.head.tied_embeddings == (tied or (has_old_files and inside is True))
 
 
 HELD_BY_RANKS = (
@@ -581,7 +598,7 @@ def test_a_head_that_shares_no_table_is_one_more(family: str) -> None:
 
 @pytest.mark.parametrize("stated_by_text", [True, False, None])
 @pytest.mark.parametrize("stated_by_all", [True, False, None])
-def test_the_language_model_says_first_whether_its_head_is_tied(
+def test_before_that_the_language_model_says_first_whether_its_head_is_tied(
     stated_by_text: bool | None, stated_by_all: bool | None
 ) -> None:
     text = {key: value for key, value in LLAMA2_7B.items() if key != "tie_word_embeddings"}

@@ -18,16 +18,45 @@ DEFAULT_FAMILIES: Final[Mapping[str, str]] = {
     "paligemma": "gemma",
 }
 """Family of the language model if its own configuration does not state it."""
+TIE: Final = "tie_word_embeddings"
+OLD_TIES: Final = frozenset(
+    (
+        "fast_vlm",
+        "glm4v",
+        "glm4v_moe",
+        "glm_ocr",
+        "hunyuan_vl",
+        "llava",
+        "llava_next_video",
+        "llava_onevision",
+        "minimax_m3_vl",
+        "paddleocr_vl",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "shieldgemma2",
+        "video_llama_3",
+    )
+)
+"""Models of several parts whose output head is also tied if only the language model's own configuration says so
+(`models/*/configuration_*.py` of transformers 5.24)."""
 VISION_ENCODERS: Final = ("siglip", "clip")
 """Models of two parts that stand for their vision encoder."""
 
 
-def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, Any], str, list[str]]:
+def language_model(
+    config: Mapping[str, Any], place: str, version: str = ""
+) -> tuple[Mapping[str, Any], str, list[str]]:
     """Configuration and family of the language model, and descriptions of parts left out.
+
+    Args:
+        config: of the whole model.
+        place: for messages.
+        version: of transformers that saved the file, where a part does not state it.
 
     Raises:
         PerfModelError: no family is named, or a model of several parts does not describe its language model.
     """
+    version = str(config.get("transformers_version", version))
     family = config.get("model_type", config.get("_class_name"))
     if not isinstance(family, str):
         raise PerfModelError(f"{place}: model_type: missing; it names the family")
@@ -43,13 +72,27 @@ def language_model(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, 
     part = _part(config, part_key, place)
     if any(isinstance(part.get(key), dict) for key in LANGUAGE_PARTS):
         # Qwen-Omni's thinker is itself a model of several parts
-        inner, inner_family, more = language_model(part, place)
+        inner, inner_family, more = language_model(part, place, version)
         return inner, inner_family, [*left_out, *more]
+    if version.partition(".")[0] == "5":
+        part = _with_tie(part, config.get(TIE), family)
     # Parts of older files leave their family to the class of the whole model.
     part_family = part.get("model_type")
     if not isinstance(part_family, str):
         part_family = DEFAULT_FAMILIES.get(family, family)
     return part, known_family(part_family), left_out
+
+
+def _with_tie(part: Mapping[str, Any], outer_tie: Any, family: str) -> Mapping[str, Any]:
+    """The configuration of a language model, with the tie of its embeddings that the whole model's states.
+
+    Since transformers 5 the head belongs to the whole model, whose configuration decides where it says anything. In
+    files of earlier versions the language model's own configuration decides.
+    """
+    if not isinstance(outer_tie, bool):
+        return part
+    is_tied_inside = family in OLD_TIES and part.get(TIE) is True
+    return {**part, TIE: outer_tie or is_tied_inside}
 
 
 def known_family(family: str) -> str:

@@ -49,8 +49,10 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "arcee": Relative(family="llama", fields=_UNGATED, defaults={"hidden_act": "relu2"}),
     "aquila": Relative(family="llama"),
     "baichuan": Relative(family="llama"),
+    "cosmos3_edge": Relative(family="llama", fields=_UNGATED, defaults={"hidden_act": "relu2"}),
     "cwm": Relative(family="llama"),
     "deepseek": Relative(family="qwen3_moe", fields={"qk_norm": False}),
+    "deepseek_ocr2": Relative(family="qwen3_moe", fields={"qk_norm": False}),
     "emu3": Relative(family="llama"),
     "ernie4_5": Relative(family="llama", defaults={"tie_word_embeddings": True}),
     "exaone": Relative(family="llama", aliases=_EXAONE_KEYS),
@@ -76,6 +78,12 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "granite_swa": Relative(family="llama", fields={"attention_sinks": True}),
     "hyperclovax": Relative(family="llama", fields={"norm_at": "both"}),
     "mimo": Relative(family="qwen2"),
+    "molmo2": Relative(family="qwen3", left_out="embeddings of tokens for images are left out"),
+    "muse_glimmer": Relative(
+        family="llama",
+        aliases={"hidden_activation": "hidden_act"},
+        fields={"attention_gate": True, "norm_at": "both", "logit_softcap": True},
+    ),
     "mllama": Relative(family="llama", left_out=_CROSS_LAYERS),
     "nanochat": Relative(
         family="llama", fields=_UNGATED | {"norm_parameters": False}, defaults={"hidden_act": "relu2"}
@@ -156,6 +164,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "qwen3_omni_moe": Relative(family="qwen3_moe"),
     "qwen3_vl_moe": Relative(family="qwen3_moe"),
     "sarvam_moe": Relative(family="llama_with_experts"),
+    "unlimited_ocr": Relative(family="qwen3_moe", fields={"qk_norm": False}),
     "solar_open": Relative(family="llama_with_experts"),
     # --- experts on latent attention ---
     "axk1": Relative(family="deepseek_v3"),
