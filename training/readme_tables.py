@@ -52,10 +52,10 @@ def blind() -> list[str]:
             f"{of['ratio']:.2f} apart"
         )
 
-    runs = f"{first['predicted']} runs of {first['sources']} sources that nobody had looked at"
-    rows = [row(f"**steps of {runs}, first look**", first["mean_over_sources"], words(first), report)]
+    runs = f"{first['predicted']} runs of {first['sources']} sources not seen before"
+    rows = [row(f"**steps of {runs}, first prediction**", first["mean_over_sources"], words(first), report)]
     if today["predicted"]:
-        again = f"those sources today, {today['predicted']} runs, their teams left out of what is fitted"
+        again = f"the same sources today, {today['predicted']} runs; nothing is fitted to their teams"
         rows.append(row(again, today["mean_over_sources"], words(today), report))
     return rows
 
@@ -76,7 +76,7 @@ def steps() -> list[str]:
             f"{by_row}bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the 90 % interval, whose ends are a "
             f"factor {mean['width_90']:.2f} apart", report,
         ),
-        row("the source that is worst", worst[0], worst[1], report),
+        row("the worst of these sources", worst[0], worst[1], report),
         *(
             row(words, of["error"], f"{of['sources']} sources, {_of_group(of)}bias {of['bias']:+.1%}", report)
             for name, words in GROUPS.items() if (of := groups.get(name))

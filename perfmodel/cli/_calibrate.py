@@ -48,8 +48,8 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="measure only what is missing and leave finished tables alone. Without it an interrupted run continues "
-        "too, and disturbed rows of finished tables are measured again",
+        help="measure only missing rows. An interrupted run continues without this flag, too, but then disturbed rows "
+        "of finished tables are measured again",
     )
     command.add_argument(
         "--dry-run",
@@ -92,9 +92,9 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         metavar="LAYOUTS",
-        help='e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; repeatable',
+        help='layouts whose events are measured, e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; may be repeated',
     )
-    model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
+    model.add_argument("--device", metavar="NAME", help="device that is measured (default: the cluster's)")
     _for_decision.add_flags(command)
     add_json(command)
     command.set_defaults(run=_execute)

@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
     )
     add_dimensions(command)
     command.add_argument(
-        "--trip-count", type=int, metavar="T", help="number of iterations of loops whose number is not stated"
+        "--trip-count", type=int, metavar="T", help="iterations to assume for loops that do not state their number"
     )
     command.add_argument("--out", type=Path, metavar="FILE", help="write all kernels and collectives (csv)")
     add_calibration(command)

@@ -32,7 +32,7 @@ def add_command(commands: Any) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="number of processes, which must be the program's number of devices (default)",
+        help="number of processes; it must equal the program's number of devices (default)",
     )
     command.add_argument(
         "--inputs",

@@ -128,7 +128,7 @@ def add_design(commands: Any) -> None:
         type=float,
         default=0.1,
         metavar="X",
-        help="size of the upgrades (default 0.1)",
+        help="relative size of each upgrade (default 0.1: 10 %% better)",
     )
     upgrade.add_argument(
         "--upgrade-price",

@@ -136,7 +136,7 @@ def test_the_readme_has_the_figures_of_the_reports(readme_tables: ModuleType) ->
 
 def test_the_first_figure_is_the_one_of_strangers(readme_tables: ModuleType) -> None:
     _, _, first, *others = readme_tables.accuracy().splitlines()
-    assert "that nobody had looked at, first look" in first
+    assert "not seen before, first prediction" in first
     assert first.startswith("| **")
     assert not any("**" in line for line in others)
 

@@ -322,7 +322,7 @@ def whole_backward(rows: Rows) -> Rows:
 def _rule(rows: Rows) -> GradientProducts:
     rule = FAMILIES[rows.family].gradients
     if rule is None:
-        raise TypeError(f"gradients of {rows.family} are no products")
+        raise TypeError(f"the gradients of {rows.family} are not matrix products")
     return rule
 
 

@@ -39,7 +39,7 @@ def _listed(node: ast.AST) -> list[int] | int:
                 lhs, rhs = rhs, lhs
             if isinstance(lhs, list) and isinstance(rhs, int) and 0 <= len(lhs) * rhs <= MOST_LAYERS:
                 return lhs * rhs
-    raise ValueError("no list")
+    raise ValueError("not a list")
 
 
 def expert_layers(frequency: Any, layers: int) -> list[bool]:
