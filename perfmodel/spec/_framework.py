@@ -75,6 +75,7 @@ _JOB_DEFAULTS: Final = (
     "stops_recompute",
     "fp8_params",
     "narrow_logits",
+    "saves_narrow_logits",
     "gathered_logits",
 )
 """Fields of the sections of `Job` for which frameworks have their own defaults."""

@@ -237,6 +237,9 @@ class HeadAndLoss:
     narrow_logits: bool = False
     """No fp32 copy of 16-bit logits is kept and their gradient reuses their buffer, because a compiler fuses the casts
     (XLA's buffer assignment; torch.compile's `donated_buffer`)."""
+    saves_narrow_logits: bool = False
+    """The loss is one kernel that reads 16-bit logits, saves them as they are, and writes their gradient to a tensor of
+    its own (Apex's `xentropy`, which FlashAttention's `losses.cross_entropy` calls)."""
     gathered_logits: bool = False
     """Tensor-parallel ranks gather the logits of the whole vocabulary, and each computes the loss of all of them."""
     chunked_loss: bool = False

@@ -81,6 +81,7 @@ class LossKeywords(TypedDict, total=False):
     masked_head: bool
     loss_with_gradient: bool
     narrow_logits: bool
+    saves_narrow_logits: bool
     gathered_logits: bool
     chunked_loss: bool
 

@@ -90,7 +90,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
 
     Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3), or those of 16 bits alone
-    (`Job.narrow_logits`).
+    (`Job.narrow_logits`, `Job.saves_narrow_logits`).
 
     Args:
         owner: False where the projection belongs to another block (further tokens).
@@ -362,11 +362,12 @@ def _cross_entropy(local: ShardSizes) -> Piece:
     # brought back. A fused loss reads the product's.
     widens = not fused and local.act_bytes == 2
     cast = (memory(local.precision, "add", local.tokens, local.vocab, 2),) if widens else ()
+    keeps_narrow = local.job.loss.narrow_logits or local.job.loss.saves_narrow_logits
     return Piece(
         forward=(*cast, forward),
         backward_input=(replace(forward, pass_="bwd"), *cast),
         forward_comm=_loss_reductions(local),
-        saved_bytes=(local.act_bytes if local.job.loss.narrow_logits else 4.0) * local.tokens * local.vocab,
+        saved_bytes=float(local.tokens) * local.vocab * (local.act_bytes if keeps_narrow else 4.0),
     )
 
 

@@ -291,6 +291,8 @@ def test_a_head_is_a_norm_a_product_and_a_loss(tied: bool, rank: Rank) -> None:
         ({"eager_kernels": ("loss_gradient",)}, 4, lambda tp: 2 * (2 if tp == 1 else 3)),
         ({"eager_kernels": ("cross_entropy", "loss_gradient")}, 4, lambda tp: 4 * (2 if tp == 1 else 3)),
         ({"narrow_logits": True}, 2, lambda tp: 0),
+        # Apex's kernel saves what it reads, and makes a tensor of the gradient.
+        ({"saves_narrow_logits": True}, 2, lambda tp: 2),
         ({"loss_with_gradient": True}, 2, lambda tp: 0),
     ],
 )
