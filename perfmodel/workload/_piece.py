@@ -111,7 +111,7 @@ def assemble(
     train: bool,
     is_layer: bool = True,
     input_bytes: float | None = None,
-    workspace_bytes: float = 0.0,
+    workspace_bytes: float,
     boundary_bytes: float = 0.0,
     boundary_comm: tuple[Comm, ...] = (),
     tied_params: int = 0,

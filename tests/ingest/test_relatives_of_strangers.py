@@ -1035,4 +1035,6 @@ def test_starcoder_of_nanotron_is_no_llama() -> None:
     text = NANOTRON.replace("IS", "is_starcoder2_config").replace("MORE", "multi_query: true")
     model = read("run.yaml", text).model
     assert isinstance(model, Transformer)
-    assert (model.kv_heads, model.block.gated_ffn, model.norms.norm, model.block.bias) == (1, False, "layer_norm", True)
+    assert (model.kv_heads, model.block.gated_ffn, model.norms.norm) == (1, False, "layer_norm")
+    # `Starcoder2Config`: biases everywhere, and dropouts behind attention and feed-forward.
+    assert (model.block.bias, model.block.dropout, model.block.activation) == (True, True, "gelu")

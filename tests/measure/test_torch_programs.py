@@ -144,6 +144,14 @@ def test_large_tensors_repeat_their_random_values(monkeypatch: pytest.MonkeyPatc
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()
 
 
+def test_a_large_tensor_takes_no_more_than_its_elements(monkeypatch: pytest.MonkeyPatch):
+    """However few of them are drawn: repeated once too often for every one drawn, these would fill any memory."""
+    monkeypatch.setattr("perfmodel.ops.programs.MOST_RANDOM", 1000)
+    (values,) = torch_program(MemoryBound(op="relu", rows=4096, hidden=1024, dtype="fp32"), "cpu").arguments
+    assert values.shape == (4096, 1024)
+    assert values.untyped_storage().nbytes() == 4 * values.numel()
+
+
 def test_element_types_are_kept():
     for dtype in ("bf16", "fp16"):
         timed = torch_program(Gemm(m=2, n=2, k=2, dtype=dtype), "cpu")

@@ -22,7 +22,7 @@ from perfmodel.prediction import (
 from perfmodel.prediction.composition import Overlap, overlap_loss, slowed_s, stage_costs
 from perfmodel.prediction.overlap import CHANNELS_OF_STATES
 from perfmodel.prediction.phases import Phase
-from perfmodel.program import WHOLE, Kind, Structure
+from perfmodel.program import WHOLE, Kind, Structure, build
 from perfmodel.session import Session
 from perfmodel.spec import Framework, Job, Layout
 
@@ -299,6 +299,21 @@ def test_a_stage_sends_forward_and_gets_gradients_back(text: str, sizes: tuple[i
             both_s += seconds[number]
         assert costs.sends_s[stage, end] == pytest.approx(both_s)
     assert not costs.sends_s[-1].any()
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_table_of_embeddings_is_reduced_between_stages_that_train_it_on_both_ends(
+    pp: int, tied: bool, mode: str
+) -> None:
+    """Nowhere else has a program such a class, whatever it would last."""
+    name = "gpt3-1.3b" if tied else "llama3-8b"
+    model = replace(catalog.model(name), layers=12)
+    problem = replace(problem_of(mode=mode), model=model)
+    batch = batch_of(problem, Layout(pp=pp, dp=2))
+    has_class = Kind.EMBEDDING_REDUCE in build(batch.spec).class_kind.tolist()
+    assert batch.spec.tied_embedding == has_class == (tied and pp > 1 and mode == "train")
 
 
 def test_one_stage_sends_nothing_and_inference_sends_forward_alone() -> None:

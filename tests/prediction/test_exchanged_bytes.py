@@ -142,6 +142,21 @@ def test_zero_3_gathers_layer_by_layer_and_zero_1_segment_by_segment() -> None:
         assert parts == (LLAMA.layers if by_layer else batch.spec.segments)
 
 
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["tied", "untied"])
+def test_a_tied_table_is_gathered_once_on_every_stage_that_has_it(model: Any, pp: int) -> None:
+    """All stages together gather all parameters, and of a tied table one copy more where head and embedding are apart;
+    what they reduce is the same, but for the copies, whose sum is the business of both stages."""
+    problem, layout = problem_of(model), Layout(pp=pp, dp=8, zero=3)
+    rows = next(block.tied_params for block, _ in blocks(model, problem.job, Shard()) if block.name == "head")
+    copies, (params, _) = rows * (pp > 1), params_of(problem, layout)
+    assert (rows > 0) == (model is GPT)
+    for kinds, width in ((GATHERS[:1], 2), ((Kind.GRAD_REDUCE,), 4)):
+        of_stages = [exchanged(problem, layout, *kinds, stage=stage) for stage in range(pp)]
+        n_bytes = sum(one.n_bytes for found in of_stages for one in found)
+        assert n_bytes == pytest.approx(width * (params + copies))
+
+
 def test_what_is_not_trained_is_gathered_and_not_reduced() -> None:
     layout = Layout(dp=8, zero=3)
     for problem in (problem_of(frozen=True), problem_of(mode="inference")):
@@ -292,6 +307,15 @@ def test_stages_send_inside_a_node_where_their_ranks_share_it(pp: int, tp: int, 
         assert {op.dtype for op in events.ops if isinstance(op, Collective)} == {"bf16"}  # no gradients are reduced
     assert exchanged(problem, layout, Kind.SEND_FORWARD, stage=pp - 1) == []
     assert exchanged(problem, layout, Kind.SEND_BACKWARD, stage=0) == []
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=8), Layout(tp=2, dp=4, zero=3), Layout(dp=16, cp=2)], ids=str)
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_without_a_pipeline_nothing_is_sent(layout: Layout, mode: str) -> None:
+    problem = problem_of(mode=mode)
+    (batch,) = layout_batches(problem, [layout])
+    kinds = {table.kind for table in bundle_events(problem, batch, 0).tables}
+    assert not kinds & {Kind.SEND_FORWARD, Kind.SEND_BACKWARD}
 
 
 # --- states on the host --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from perfmodel.schedule import (
     from_orders,
     get_schedule,
     looped_stages,
+    parse_schedule,
     schedule_names,
     weight_versions,
 )
@@ -130,9 +131,20 @@ def test_peaks_of_every_schedule_against_a_walk_through_its_orders(name: str, p:
 @pytest.mark.parametrize(("p", "m"), SHAPES)
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name != "forward"])
 def test_activations_leave_for_the_host_where_something_runs_meanwhile(name: str, p: int, m: int) -> None:
-    """They are out before the forward after the next one, and back while the instruction before their backward runs:
-    those of a single micro-batch, whose backward comes later than right behind that forward."""
-    schedule = made(name, p, m)
+    check_offloads(made(name, p, m))
+
+
+@pytest.mark.parametrize(
+    "order",
+    ["F0 F1 F2 F3 F4 F5 B0-1 B2-3 B4-5", "F0 F1 F2-3 F4 F5 B0 B1 B2-3 B4-5", "F0 F1 F2 F3 B3 B2 B1 B0"],
+)
+def test_what_passes_of_several_micro_batches_keep_or_take_stays_on_the_device(order: str) -> None:
+    check_offloads(parse_schedule(f"stages 0\n{order}\n"))
+
+
+def check_offloads(schedule: Schedule) -> None:
+    """Activations are out before the forward after the next one, and back while the instruction before their backward
+    runs: those of a single micro-batch, whose backward comes later than right behind that forward."""
     expected = []
     alive_at_most = np.zeros((schedule.devices, schedule.chunks), int)
     for device in range(schedule.devices):

@@ -21,7 +21,8 @@ from perfmodel.timeline import (
     makespan_many,
 )
 from perfmodel.timeline._lanes import _many
-from perfmodel.timeline._loops import TILE
+from perfmodel.timeline._loops import LANES, TILE
+from perfmodel.timeline._many import LEAST_DIVIDED, _divided
 
 PIPELINE = pipeline_1f1b(4, 12)
 LAGGED = build(ProgramSpec(stages=4, micro_batches=8))
@@ -90,13 +91,30 @@ def test_many_of_any_structures(these, seed):
 
 @pytest.mark.parametrize("lanes", [1, 16, 17, 1300])
 def test_many_structures_equal_each_alone_however_large_their_tables_are(lanes: int):
-    """Beyond the smallest sizes that tables are padded to, in lanes, in classes and in ops."""
+    """Beyond the smallest sizes that tables are padded to: in lanes, in classes, in ops, and in values kept at once."""
     wide = build(ProgramSpec(schedule="interleaved", stages=16, micro_batches=32, chunks=4))
-    programs = [compile_structure(s) for s in (LAGGED, wide, PIPELINE)]
+    deep = build(ProgramSpec(schedule="zb-h2", stages=64, micro_batches=128))
+    programs = [compile_structure(s) for s in (LAGGED, wide, deep, PIPELINE)]
     durations = [lanes_of(c.structure, lanes, seed) for seed, c in enumerate(programs)]
     for compiled, of_program, spans in zip(programs, durations, makespan_many(programs, durations), strict=True):
         np.testing.assert_array_equal(spans, makespan_lanes(compiled, of_program))
         np.testing.assert_array_equal(spans[-1], makespan(compiled, of_program[-1]))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([PIPELINE, LAGGED]), st.integers(1, 3000)), min_size=1, max_size=12),
+    st.integers(1, 6),
+)
+def test_threads_share_out_programs_evenly(asked, parts: int):
+    """Neighbouring programs in each part, none left out, and no part with more than its share and one program."""
+    programs, lanes = [compile_structure(structure) for structure, _ in asked], [n for _, n in asked]
+    work = [compiled.n_ops * -(-n // LANES) for compiled, n in zip(programs, lanes, strict=True)]
+    bounds = _divided(programs, lanes, parts)
+    assert [place for begin, end in bounds for place in range(begin, end)] == list(range(len(programs)))
+    if sum(work) >= LEAST_DIVIDED and len(programs) >= parts:
+        assert max(sum(work[begin:end]) for begin, end in bounds) <= sum(work) / parts + max(work)
+    else:
+        assert len(bounds) == 1
 
 
 def test_derivatives_of_many():

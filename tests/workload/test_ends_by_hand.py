@@ -486,6 +486,14 @@ def test_narrow_gradients_are_added_to_wide_ones_by_a_kernel_for_every_weight(pa
 # --- encoders and decoders -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", ["train", "inference"])
+@pytest.mark.parametrize("rank", RANKS)
+def test_the_last_block_sends_nothing_on(mode: str, rank: Rank) -> None:
+    *others, (last, _) = blocks_of(PLAIN, rank, mode=mode)
+    assert last.boundary_bytes == 0
+    assert all(block.boundary_bytes >= 1 for block, _ in others)
+
+
 @pytest.mark.parametrize("decoder_s", [0, 32])
 @pytest.mark.parametrize("rank", RANKS)
 def test_decoders_attend_to_what_the_encoder_gives(decoder_s: int, rank: Rank) -> None:
@@ -540,3 +548,5 @@ def test_decoders_attend_to_what_the_encoder_gives(decoder_s: int, rank: Rank) -
     passed_on = 2 * (out + TOKENS) * H
     assert decoder.boundary_bytes == embedding.boundary_bytes == passed_on / rank.tp
     assert encoder.boundary_bytes == 2 * TOKENS * H / rank.tp
+    for layer, tokens in ((encoder, TOKENS), (decoder, out)):
+        assert layer.workspace_bytes == 2 * tokens * H + 2 * 2 * tokens * max(ffn, H)

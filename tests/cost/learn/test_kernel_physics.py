@@ -91,6 +91,23 @@ def test_work_of_windows_and_of_few_tokens_over_many_experts() -> None:
     assert plain.flops == pytest.approx(2 / 3 * gated.flops)
 
 
+@given(sequences=st.integers(1, 64), keys=st.integers(1, 4096))
+def test_decoding_sequences_beside_a_prompt_count_from_none_on(sequences: int, keys: int) -> None:
+    """Rows of tables state them; a kernel without any is that of the prompt alone, in everything that is told of it."""
+    op = Attention(batch=1, heads=32, kv_heads=8, seq_q=512, seq_kv=512, head_dim=128)
+    row = {"device": "A100-SXM4-80GB", "op_family": "attention", "source": "", "software": "", "pass": "fwd"}
+    sizes = ("op", "dtype", "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")
+    row |= {name: getattr(op, name) for name in sizes}
+    beside = {"mixed_n_decode": sequences, "mixed_kv_decode": keys}
+    columns = [row | {"time_us": 1.0, "causal": 1, "phase": "prefill"} | more for more in ({}, beside)]
+    rows, _ = rows_from_table(clean_kernels(pd.DataFrame(columns)), "attention")
+    features = np.stack(kernel_physics(FIGURES, rows)[0].features)
+    together = sequences * keys
+    added = {np.log2(1 + sequences), np.log2(1 + keys), np.log2(1 + together), together / (together + 512)}
+    moved = {*np.round(features[:, 1] - features[:, 0], 6)}
+    assert {*np.round([*added], 6)} <= moved
+
+
 def test_wave_quantisation_counts_whole_waves() -> None:
     """109 tiles on 108 multiprocessors cost twice what 108 do (closed form)."""
     one = [Gemm(m=128 * 108, n=128, k=8192), Gemm(m=128 * 109, n=128, k=8192)]

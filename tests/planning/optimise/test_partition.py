@@ -47,6 +47,20 @@ def test_found_layout_predicts_the_same() -> None:
     assert found.to_dict()["layout"] == found.prediction.layout_notation
 
 
+def test_layers_to_recompute_are_kept_where_recompute_is_not_chosen_and_chosen_anew_where_it_is() -> None:
+    problem, layout = fixed_model(), Layout(tp=2, pp=3, dp=2)
+    prescribed = layout.replace(recompute_full_layers=(2, 1, 1))
+    free, anew = partition_stages(problem, layout), partition_stages(problem, prescribed)
+    assert (anew.layout, anew.step_time_s) == (free.layout, free.step_time_s)
+    assert anew.certificate == free.certificate
+    kept = partition_stages(problem, prescribed, recompute=False)
+    assert kept.layout.recompute_full_layers == (2, 1, 1)
+    possible = [sizes for sizes in all_partitions(9) if all(n >= k for n, k in zip(sizes, (2, 1, 1), strict=True))]
+    every = evaluate(problem, [prescribed.replace(partition=sizes) for sizes in possible]).step_time_s
+    assert kept.certificate.lower_bound_s <= every.min() * (1 + 1e-6)
+    assert kept.step_time_s == pytest.approx(every.min(), rel=1e-5)
+
+
 def test_what_does_not_fit_recomputes_where_it_must() -> None:
     found = partition("llama3-8b", "dgx-a100", "pp=8,schedule=gpipe", global_batch=64, seq_len=2048)
     assert found.given_s is None

@@ -10,6 +10,7 @@ from perfmodel.planning.optimise import (
     Grouping,
     MicroBatchResult,
     by_micro_batch,
+    launchable_buckets,
     size_buckets,
     size_micro_batches,
 )
@@ -18,6 +19,8 @@ from perfmodel.program import ProgramSpec, build
 from perfmodel.session import Session
 from perfmodel.spec import Job, Layout
 from perfmodel.timeline import makespan, times
+
+Sizes = tuple[tuple[int, ...], ...]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,36 @@ def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
         with pytest.raises(LayoutError, match="no overlapped"):
             size_buckets(problem, Layout.parse(text))
+
+
+@pytest.mark.parametrize("text", ["dp=16", "pp=2,dp=4", "pp=5,dp=2"])
+def test_buckets_of_one_size_are_the_best_of_all_that_a_framework_may_fill(problem: StepProblem, text: str) -> None:
+    """From a stage's last layer on, so that its first bucket has what is left."""
+    layout = Layout.parse(text)
+    (batch,) = layout_batches(problem, [layout])
+    layers = [sum(of_stage) for of_stage in Grouping(problem, batch, 1).equal]
+    step_s: dict[Sizes, float] = {}
+    for size in range(1, max(layers) + 1):
+        number = len(range(0, max(layers), size))
+        if number > 8:
+            continue
+        buckets = tuple(filled_buckets(n, size, number) for n in layers)
+        step_s[buckets] = float(Grouping(problem, batch, number).step_s([buckets])[0])
+    found = launchable_buckets(problem, layout)
+    assert [sum(of_stage) for of_stage in found.buckets] == layers
+    assert found.step_time_s <= min(step_s.values()) * (1 + 1e-6)
+    assert max(map(len, found.buckets)) > 8 or found.step_time_s == pytest.approx(step_s[found.buckets], rel=1e-6)
+    assert found.not_launchable == ""
+
+
+def filled_buckets(layers: int, size: int, number: int) -> tuple[int, ...]:
+    """Layers of each bucket in model order, counted one by one from the last layer of a stage to its first."""
+    buckets = [0]
+    for _ in range(layers):
+        if buckets[0] == size:
+            buckets.insert(0, 0)
+        buckets[0] += 1
+    return (*buckets, *[0] * (number - len(buckets)))
 
 
 @pytest.mark.parametrize(
