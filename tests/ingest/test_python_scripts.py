@@ -187,6 +187,7 @@ def test_what_an_undecided_condition_changes_stays_open(text: str, values: tuple
         "x = 1\nif asked():\n    raise ValueError('wrong')",
         "if asked():\n    x = 1\nelse:\n    raise ValueError('wrong')",
         "x = 1\nif asked() and False:\n    x = 2",
+        "if asked() or True:\n    x = 1",
         "x = 1\nif asked():\n    y = 3\n    z = y",
     ],
 )

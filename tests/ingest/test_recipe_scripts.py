@@ -126,9 +126,10 @@ def test_data_that_are_replaced_have_their_own_batch() -> None:
     """What the new module leaves open is its own default, and nothing of the recipe's."""
     launch = read(START + "r.data = run.Config(llm.MockDataModule, seq_length=4096)\n")
     assert (launch.global_batch, launch.seq_len, degrees(launch)[-1]) == (8, 4096, 4)
-    launch = read(START + "from mine import make_data\nr.data = make_data()\n")
-    assert launch.global_batch is None
-    assert "global batch" in launch.missing[0]
+    text = START + "from mine import make_data\nr.data = make_data()\n"
+    with pytest.raises(LaunchFileError, match=r"global_batch_size is .*make_data.*--global-batch"):
+        read(text)
+    assert read(text, global_batch=16, seq_len=2048, layout="micro_batch=1").global_batch == 16
 
 
 @pytest.mark.parametrize(
@@ -293,6 +294,15 @@ def test_a_setting_that_nobody_states_is_refused_by_name() -> None:
         read(text, devices=8)
     assert degrees(read(text, "--tp", "4", devices=8))[0] == 4
     assert degrees(read(text, devices=8, layout="tp=2,cp=1"))[0] == 2
+
+
+@pytest.mark.parametrize("value", ["load('x.yaml').tp", "degree()", "config['tp']", "config.tp or 2"])
+def test_a_setting_from_code_that_is_not_there_is_undefined(value: str) -> None:
+    """And not the recipe's own, which it replaces."""
+    text = START + f"config = load()\nr.trainer.strategy.tensor_model_parallel_size = {value}\n"
+    with pytest.raises(LaunchFileError, match=r"line 5: model.tensor_model_parallel_size is .\$\("):
+        read(text)
+    assert degrees(read(text, layout="tp=2"))[0] == 2
 
 
 def test_devices_that_the_scheduler_sets() -> None:

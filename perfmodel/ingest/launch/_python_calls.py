@@ -54,9 +54,11 @@ class Calls(Expressions):
         arguments: Sequence[str],
         variables: Mapping[str, str],
         fields_of: Callable[[str, list[Any], dict[str, Any]], Mapping[str, Any]],
+        result_of: Callable[[str], Any],
     ) -> None:
         super().__init__(place, arguments, variables)
         self.fields_of = fields_of
+        self.result_of = result_of
         self.calls: list[Call] = []
         self.options: dict[int, list[command_line.Option]] = {}
         """Declared arguments of parsers, by the parsers' identities."""
@@ -71,6 +73,10 @@ class Calls(Expressions):
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt], scope: Scope) -> object:
         """Follow statements."""
+
+    @abstractmethod
+    def follow_handed(self, function: Function) -> None:
+        """Follow a function of the script that code from outside gets."""
 
     @abstractmethod
     def call_function(self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
@@ -136,7 +142,9 @@ class Calls(Expressions):
             case Symbol():
                 return self._outside(function.path, positional, keywords, node)
             case _:
-                self._record(expression_text(node.func), MISSING, positional, keywords, node)
+                path = function.maker if isinstance(function, Thing) else expression_text(node.func)
+                made = Thing(f"{path}.__call__", positional, dict(keywords), line=node.lineno)
+                self._record(made.maker, made, positional, keywords, node)
                 return MISSING
 
     def _method(self, owner: Any, name: str) -> Any:
@@ -242,9 +250,9 @@ class Calls(Expressions):
         of_library = self._of_library(path, positional, keywords)
         if of_library is not None:
             return of_library.value
-        value = called(path, positional, keywords)
-        if value is not MISSING:
-            return value
+        for value in (called(path, positional, keywords), self.result_of(path)):
+            if value is not MISSING:
+                return value
         # Arguments that only set attributes are taken out of the keywords.
         attributes = self.fields_of(path, positional, keywords)
         made = Thing(path, positional, dict(keywords), dict.fromkeys(keywords, node.lineno), node.lineno)
@@ -291,6 +299,8 @@ class Calls(Expressions):
         things: list[Thing] = []
         for argument in (*positional, *keywords.values()):
             things += things_in(argument)
+            if isinstance(argument, Function):
+                self.follow_handed(argument)
         self.calls.append(Call(path, made, tuple(things), node.lineno, expression_text(node), not self.is_open))
 
     def made_class(self, node: ast.ClassDef, scope: Scope) -> Class:

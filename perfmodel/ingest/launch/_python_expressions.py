@@ -138,7 +138,7 @@ class Expressions(ABC):
             outcome = truth(value)
             if outcome is stops:
                 # A later part may decide the truth of all, though not the value: `unknown or True`.
-                return stops if is_undecided else value
+                return Unknown(expression_text(node), stops) if is_undecided else value
             is_undecided = is_undecided or outcome is None
         return MISSING if is_undecided else value
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from perfmodel.ingest.launch._entries import broken
+from perfmodel.ingest.launch._entries import Neighbours, broken
 from perfmodel.ingest.launch._python_branches import Branch, Exit, Stopped, Write
 from perfmodel.ingest.launch._python_calls import Call, Calls
 from perfmodel.ingest.launch._python_values import (
@@ -83,6 +83,7 @@ def follow(
     variables: Mapping[str, str] | None = None,
     fields_of: Callable[[str, list[Any], dict[str, Any]], Mapping[str, Any]] = lambda maker, positional, keywords: {},
     module_text: Callable[[str], str | None] = lambda name: None,
+    result_of: Callable[[str], Any] = lambda path: MISSING,
 ) -> Followed:
     """Follow a Python script from top to bottom.
 
@@ -93,15 +94,30 @@ def follow(
         variables: of its environment.
         fields_of: attributes (with dots) of an object that a call from outside makes, beyond its keyword arguments.
         module_text: the text of an imported module of the script's own; None for those from outside.
+        result_of: the result of a function from outside by its full name, `MISSING` where it is not known.
 
     Raises:
         LaunchFileError: text that is no Python, that ends with an error, or that does too much to be followed.
     """
-    follower = _Follower(place, arguments, variables or {}, fields_of, module_text)
+    follower = _Follower(place, arguments, variables or {}, fields_of, module_text, result_of)
     scope = Scope({"__name__": "__main__", "__file__": place})
     module = _parsed(text, place)
     follower.guarded(lambda: follower.block(module.body, scope))
     return Followed(follower, scope)
+
+
+_FROM_OUTSIDE: Final = ("lightning", "megatron", "nemo", "nemo_run", "torch", "transformers", "trl")
+"""Packages that are never the script's own, whatever lies beside it."""
+
+
+def module_beside(name: str, neighbours: Neighbours) -> str | None:
+    """The text of a module beside a script; None for those from outside."""
+    plain = name.lstrip(".")
+    if not plain or plain.split(".")[0] in _FROM_OUTSIDE:
+        return None
+    path = neighbours.folder / f"{plain.replace('.', '/')}.py"
+    named = neighbours.find(str(path)) if path.is_file() else None
+    return None if named is None else named.text
 
 
 def _parsed(text: str, place: str) -> ast.Module:
@@ -123,8 +139,9 @@ class _Follower(Calls):
         variables: Mapping[str, str],
         fields_of: Callable[[str, list[Any], dict[str, Any]], Mapping[str, Any]],
         module_text: Callable[[str], str | None],
+        result_of: Callable[[str], Any],
     ) -> None:
-        super().__init__(place, arguments, variables, fields_of)
+        super().__init__(place, arguments, variables, fields_of, result_of)
         self.module_text = module_text
         self.modules: dict[str, Scope | None] = {}
         self.journal: dict[tuple[int, Any], Write] | None = None
@@ -443,6 +460,11 @@ class _Follower(Calls):
         for early in reversed(opened):
             value = self._either((early.values[0], value), early.condition, early.line)
         return value
+
+    def follow_handed(self, function: Function) -> None:
+        """Follow a function that code from outside gets, and may call with anything."""
+        if id(function.node) not in self.was_called and self.depth < _MOST_CALLS:
+            self._open([lambda: self.call_function(function, [], {}) and None, lambda: None], function.name, 0)
 
     @contextmanager
     def _deeper(self) -> Iterator[None]:

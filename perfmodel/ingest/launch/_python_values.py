@@ -35,6 +35,8 @@ class Unknown:
 
     text: str
     """The expression that it comes from."""
+    truth: bool | None = None
+    """Whether it surely counts as true, as `asked() or True` does, or as false."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,24 @@ class Thing:
     elements: list[Any] = field(default_factory=list)
     """What was appended to it."""
     owner: "Thing | None" = None
-    """The object whose method made it."""
+    """The object whose method made it, or that it is a part of."""
+    label: str = ""
+    """How the script comes to it, for messages."""
 
     def part(self, name: str) -> Any:
         """An attribute; a new part if nothing is known of it."""
-        return self.fields.setdefault(name, Thing(""))
+        label = self.label or (f"{self.maker}(...)" if self.maker else "")
+        return self.fields.setdefault(name, Thing("", owner=self, label=f"{label}.{name}".strip(".")))
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is a result of which nothing but its origin is known, and no object of a class."""
+        return not self.fields and not self.elements and not self.maker.rpartition(".")[2][:1].isupper()
+
+    @property
+    def text(self) -> str:
+        """Its origin, for messages."""
+        return self.label or f"{self.maker}(...)"
 
 
 @dataclass(eq=False)
@@ -179,6 +194,8 @@ def truth(value: Any) -> bool | None:
     """Whether a value counts as true; None if that is not known."""
     if isinstance(value, (Function, Class)):
         return True
+    if isinstance(value, Unknown):
+        return value.truth
     if isinstance(value, Thing):
         # A made object is true; of a part of one nothing is known.
         return True if value.maker.rpartition(".")[2][:1].isupper() else None
@@ -403,7 +420,7 @@ def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
     if id(value) in copies:
         return copies[id(value)]
     if isinstance(value, Thing):
-        twin = Thing(value.maker, line=value.line, lines=dict(value.lines))
+        twin = Thing(value.maker, line=value.line, lines=dict(value.lines), label=value.label)
         copies[id(value)] = twin
         twin.positional = copied(value.positional, copies)
         twin.fields = copied(value.fields, copies)

@@ -38,10 +38,10 @@ from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._nemo_rl import NEMO_RL
 from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
-from perfmodel.ingest.launch._recipe_scripts import recipe_script
 from perfmodel.ingest.launch._recipes import recipe_command
 from perfmodel.ingest.launch._roll import roll_settings
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
+from perfmodel.ingest.launch._user_scripts import user_script
 from perfmodel.ingest.launch._xtuner import read_python
 from perfmodel.ingest.launch.shell import SHELLS
 from perfmodel.spec import Layout, Model
@@ -281,8 +281,8 @@ def recognised(
 
     if syntax == "python":
         readable = (
-            "the only Python files that perfmodel reads are configurations of XTuner and "
-            "recipes of NeMo 2 and Megatron-Bridge"
+            "the only Python files that perfmodel reads are configurations of XTuner, recipes of NeMo 2 and "
+            "Megatron-Bridge, and scripts with arguments of Hugging Face's Trainer"
         )
         remedy = (
             "add the lines that perfmodel hook prints and give the file that they write, or give "
@@ -345,9 +345,9 @@ def _of_python(
     text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None
 ) -> tuple[Source, LaunchFormat] | None:
     """Entries and format of a Python file that changes a recipe, or of a configuration with assignments only."""
-    of_recipe = recipe_script(text, place, arguments, variables)
-    if of_recipe is not None:
-        return of_recipe
+    of_user = user_script(text, place, arguments, variables)
+    if of_user is not None:
+        return of_user
     return _of_front_end(read_python(text, place))
 
 

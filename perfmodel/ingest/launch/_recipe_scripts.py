@@ -16,7 +16,7 @@ from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._harm import Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._hook_file import nemo_entries, nemo_key, with_precision
 from perfmodel.ingest.launch._nemo import BRIDGE
-from perfmodel.ingest.launch._python_script import Followed, follow
+from perfmodel.ingest.launch._python_script import Followed, follow, module_beside
 from perfmodel.ingest.launch._python_values import MISSING, Choice, Symbol, Thing, Unknown, is_same
 from perfmodel.ingest.launch._recipe_models import MODEL_OF_CATALOG, class_of, model_of_recipe
 from perfmodel.ingest.launch._recipe_tables import nemo_name, recipe_tables, unknown_recipe, whole_devices
@@ -95,7 +95,7 @@ def recipe_script(
         arguments=arguments,
         variables=variables,
         fields_of=fields_of,
-        module_text=lambda name: _module_text(name, neighbours),
+        module_text=lambda name: module_beside(name, neighbours),
     )
     recipes = _recipes_made(followed)
     run = _that_runs(followed, recipes)
@@ -113,16 +113,6 @@ def recipe_script(
                 f"{run.function}; give another one's name after the file ({others})"
             )
     return _read(run, followed, place, arguments, notes)
-
-
-def _module_text(name: str, neighbours: Neighbours) -> str | None:
-    """The text of a module beside the script; None for those of frameworks and others that are not there."""
-    plain = name.lstrip(".")
-    if not plain or plain.split(".")[0] in ("nemo", "nemo_run", "megatron", "torch", "lightning"):
-        return None
-    path = neighbours.folder / f"{plain.replace('.', '/')}.py"
-    named = neighbours.find(str(path)) if path.is_file() else None
-    return None if named is None else named.text
 
 
 # --- recipes and the one that runs ---------------------------------------------------------------------
@@ -269,7 +259,9 @@ def _flatten(thing: Thing, prefix: str, settings: _Settings) -> None:
     """Add the attributes of an object, and of its parts, under dotted names."""
     for name, value in thing.fields.items():
         key = f"{prefix}{name}"
-        if name == _NAME:
+        # Of a part that the script only reads nothing is said.
+        is_own_part = isinstance(value, Thing) and value.owner is thing and not value.fields
+        if name == _NAME or (is_own_part and not value.elements):
             continue
         _add(_NAMES.get(key, key), value, thing.lines.get(name, 0), settings)
 
@@ -284,6 +276,12 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
     match value:
         case Choice():
             _add_choice(key, value, line, settings)
+        case Unknown() | Thing(is_unknown=True):
+            settings.entries[key] = Entry(f"$({value.text})", line)
+            if key == "data":
+                # Whatever data come from elsewhere have a batch that is not the recipe's.
+                for name in ("global_batch_size", "micro_batch_size", "seq_length"):
+                    settings.entries[f"data.{name}"] = Entry(f"$({value.text})", line)
         case Thing():
             if key == "trainer.strategy" and class_of(value).startswith("FSDP"):
                 settings.entries["dist.use_torch_fsdp2"] = Entry(True, line)
@@ -296,12 +294,6 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
             _flatten(value, f"{key}.", settings)
             for part in value.elements:
                 _add_callback(key, part, settings)
-        case Unknown():
-            settings.entries[key] = Entry(f"$({value.text})", line)
-            if key == "data":
-                # Whatever data come from elsewhere have a batch that is not the recipe's.
-                for name in ("global_batch_size", "micro_batch_size", "seq_length"):
-                    settings.entries[f"data.{name}"] = Entry(f"$({value.text})", line)
         case Symbol():
             settings.entries[key] = Entry(value.path, line)
         case list() | tuple():

@@ -16,9 +16,9 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._hook_file import torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._read_entries import read_toml, read_yaml
-from perfmodel.ingest.launch._recipe_scripts import makes_recipe, recipe_script
 from perfmodel.ingest.launch._recipe_tables import bridge_recipe, module_of, nemo_name, nemo_recipe, recipe_entries
 from perfmodel.ingest.launch._table import Fields
+from perfmodel.ingest.launch._user_scripts import may_be_read, user_script
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.shell import Command
 
@@ -52,7 +52,7 @@ def recipe_command(
     # Following a script costs time; most scripts have none of these words.
     beside = Neighbours(Path(place).parent)
     programs = dict.fromkeys(_PROGRAM.findall(text))
-    if not _LOOKS_LIKE_ONE.search(text) and not any(_is_recipe_script(name, beside) for name in programs):
+    if not _LOOKS_LIKE_ONE.search(text) and not any(_is_read_script(name, beside) for name in programs):
         return None
     script, job = followed_script(text, place, arguments, variables)
     neighbours = Neighbours(Path(place).parent, script.files)
@@ -89,10 +89,10 @@ _Reader = Callable[[Command, str, Neighbours], tuple[Source, LaunchFormat]]
 _PROGRAM: Final = re.compile(r"[\w./-]+\.py\b")
 
 
-def _is_recipe_script(name: str, neighbours: Neighbours) -> bool:
-    """Whether a program is a Python script beside the launch file that takes a recipe."""
+def _is_read_script(name: str, neighbours: Neighbours) -> bool:
+    """Whether a program is a Python script beside the launch file that may hold the settings."""
     file = neighbours.find(name)
-    return file is not None and makes_recipe(file.text)
+    return file is not None and may_be_read(file.text)
 
 
 def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | None:
@@ -115,18 +115,22 @@ def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | N
         return _nemo
     if _bridge_name(argv):
         return _bridge
-    is_own = any(_is_recipe_script(word, neighbours) for word in argv if word.endswith(".py"))
+    is_own = any(_is_read_script(word, neighbours) for word in argv if word.endswith(".py"))
     return _own_script if is_own else None
 
 
 def _own_script(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
-    """A Python script of the user's own that changes a recipe, with its arguments."""
+    """A Python script of the user's own that holds the settings, with its arguments."""
     argv = [word.text for word in command.argv]
-    at = next(i for i, word in enumerate(argv) if word.endswith(".py") and _is_recipe_script(word, neighbours))
+    at = next(i for i, word in enumerate(argv) if word.endswith(".py") and _is_read_script(word, neighbours))
     file = neighbours.find(argv[at])
-    read = recipe_script(file.text, str(file.path), argv[at + 1 :], command.variables) if file is not None else None
+    read = user_script(file.text, str(file.path), argv[at + 1 :], command.variables) if file is not None else None
     if read is None:
-        raise broken(place, command.argv[at].line, f"{argv[at]} runs none of its recipes; give the file that does")
+        raise broken(
+            place,
+            command.argv[at].line,
+            f"{argv[at]} holds no settings that perfmodel can read; give the file that does",
+        )
     return read
 
 
