@@ -10,7 +10,7 @@ from typing import Final
 
 # --- texts of others -----------------------------------------------------------------------------------
 #
-# Removes escape sequences from untrusted text, such as names in files, before it is shown.
+# Replaces escape sequences in untrusted text, such as names in files, before it is shown.
 
 
 # Characters that reorder or hide text, control characters but tab and line feed.
@@ -20,14 +20,20 @@ _MARKS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u
 _STRINGS: Final = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
 _COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
 STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"
-"""Pattern of the characters that `plain_text` removes."""
-_STEERING: Final = re.compile(STEERING)
+"""Pattern of the characters that `plain_text` replaces."""
+REPLACEMENT: Final = "\ufffd"
+"""Stands where `plain_text` replaced something, as it does for bytes that are no text: a reader sees that the name is
+another one."""
+_LINE_END: Final = r"\r(?=\n)"
+_STEERING: Final = re.compile(f"(?P<line_end>{_LINE_END})|{STEERING}")
 
 
 def plain_text(text: str) -> str:
-    """Remove escape sequences, control characters and bidirectional marks from a text."""
+    """Replace escape sequences, control characters and bidirectional marks of a text by `REPLACEMENT`."""
     # Nearly all texts are plain, which is quick to see.
-    return text if text.isascii() and text.isprintable() else _STEERING.sub("", text)
+    if text.isascii() and text.isprintable():
+        return text
+    return _STEERING.sub(lambda match: "" if match["line_end"] else REPLACEMENT, text)
 
 
 # --- errors --------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Output streams that remove escape sequences from names."""
+"""Output streams that replace escape sequences in names."""
 
 import re
 from typing import Any, Final
 
-from perfmodel.errors import STEERING, plain_text
+from perfmodel.errors import REPLACEMENT, STEERING, plain_text
 
 # What tables and progress bars use on a terminal stays there: colours, moves of the cursor,
 # carriage returns.
@@ -19,9 +19,9 @@ class PlainStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without the characters that `plain_text` removes."""
+        """Write the text without the characters that `plain_text` replaces."""
         if self._stream.isatty():
-            text = _STEERING_BUT_STYLES.sub(lambda match: match["style"] or "", text)
+            text = _STEERING_BUT_STYLES.sub(lambda match: match["style"] or REPLACEMENT, text)
         else:
             text = plain_text(text)
         return self._stream.write(text)

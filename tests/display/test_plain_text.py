@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import perfmodel as pm
 from perfmodel.cli import main
@@ -24,7 +26,7 @@ from perfmodel.display import (
     inline_frame,
     paragraph,
 )
-from perfmodel.errors import PerfModelError, Reason, Rejection, UnknownNameError, plain_text
+from perfmodel.errors import REPLACEMENT, PerfModelError, Reason, Rejection, UnknownNameError, plain_text
 from perfmodel.ingest.launch import Harm, Unread
 
 HOSTILE = (
@@ -44,6 +46,21 @@ def test_names_lose_what_steers_a_terminal(text: str) -> None:
     assert plain_text(f"name {text} tail").endswith("tail") or text == "\x1b"
 
 
+@given(st.text(), st.sampled_from(HOSTILE), st.text())
+def test_nothing_is_left_out_of_a_name_without_a_mark_in_its_place(before: str, hostile: str, after: str) -> None:
+    """Two names that differ in what they hide do not look like the harmless one."""
+    shown = plain_text(f"{before}{hostile}{after}")
+    assert not STEERING & set(shown)
+    assert REPLACEMENT in shown
+    assert plain_text(shown) == shown
+    assert plain_text("plain") == "plain"
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp"])))
+def test_a_name_without_them_is_shown_as_it_is(text: str) -> None:
+    assert plain_text(f"{text}\tlast\r\nnext\n") == f"{text}\tlast\nnext\n"
+
+
 def test_other_text_stays_as_it_is() -> None:
     text = "Größe 1.2 µs\t模型\n─│ 90 % [1m]"
     assert plain_text(text) == text
@@ -57,7 +74,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_keeps_colours_and_loses_the_rest() -> None:
     terminal = Terminal()
     PlainStream(terminal).write("\x1b[1mbold\x1b[0m\x1b[2K\x1b]0;title\x07\u202e\x1bc")
-    assert terminal.getvalue() == "\x1b[1mbold\x1b[0m\x1b[2K"
+    assert terminal.getvalue() == f"\x1b[1mbold\x1b[0m\x1b[2K{3 * REPLACEMENT}"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -85,6 +102,7 @@ def test_the_name_of_a_model_in_a_file_is_printed_plainly(tmp_path: Path, capsys
     assert main(["predict", str(path)]) == 0
     out, err = capsys.readouterr()
     assert not STEERING & set(out + err)
+    assert out.startswith(f"m{REPLACEMENT}{REPLACEMENT}x on ")
 
 
 def strings(value: object) -> Iterator[str]:
