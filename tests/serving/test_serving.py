@@ -255,6 +255,16 @@ def test_sweep_keeps_what_nothing_beats():
     assert len(swept.to_frame()) == len(swept.servings)
 
 
+def test_a_sweep_tries_experts_sharded_like_the_rest_and_whole_on_ranks_of_either_kind():
+    """By hand for four devices: all of tp * pp * dp = 4, and experts apart where ranks are of one kind."""
+    swept = pm.serve_sweep("mixtral-8x7b", "dgx-h100", devices=4, **SERVED)
+    degrees = {(s.layout.tp, s.layout.pp, s.layout.dp, s.layout.ep, s.layout.expert_tp) for s in swept.servings}
+    sharded = {(4, 1, 1, 1, 4), (2, 2, 1, 1, 2), (2, 1, 2, 1, 2), (1, 4, 1, 1, 1), (1, 2, 2, 1, 1), (1, 1, 4, 1, 1)}
+    whole = {(4, 1, 1, 4, 1), (2, 2, 1, 2, 1), (1, 1, 4, 4, 1), (1, 2, 2, 2, 1)}
+    assert degrees <= sharded | whole
+    assert degrees >= {(4, 1, 1, 1, 4), (4, 1, 1, 4, 1), (2, 2, 1, 2, 1)}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

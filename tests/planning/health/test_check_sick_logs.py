@@ -265,6 +265,22 @@ def test_a_log_that_fits_several_causes_says_so_and_what_to_log() -> None:
             assert ("wall_clock_breakdown" in health.undecided) is not timers
 
 
+@pytest.mark.parametrize("stragglers", [False, True])
+@pytest.mark.parametrize("timers", [False, True])
+def test_a_log_is_asked_for_nothing_that_it_has(timers: bool, stragglers: bool) -> None:
+    """Of Megatron-LM: phases on the fastest and the slowest rank, and the clocks of devices."""
+    settings = ("compute_rate=0.85x", "power_limit=0.85x")
+    run = SimulatedRun(form="megatron", job="megatron 8b", settings=settings, timers=timers, stragglers=stragglers)
+    undecided = checked(run).undecided
+    assert undecided or timers or stragglers
+    if undecided:
+        # The straggler detector reports both: how long ranks compute, and their clocks.
+        assert ("--timing-log-level 1" in undecided) is not (timers or stragglers)
+        assert ("--log-straggler" in undecided) is not stragglers
+        assert ("it only has step times" in undecided) is not (timers or stragglers)
+        assert ("In the next run, set" in undecided) is not stragglers
+
+
 def test_a_certain_cause_is_not_called_undecided() -> None:
     for name, run in (FOR_WRITING | HELD_BACK).items():
         if run.saves or run.logs_options:
