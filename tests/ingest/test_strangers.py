@@ -121,7 +121,7 @@ CONFIGURED = {
     "k19d_titan_flavour_known.toml": Facts(107.770, 64, {"dp": 64}, 8192, "bf16", "torchtitan"),
     "k19f_titan_accumulation.toml": Facts(8.030, 8, {"dp": 8, "micro_batch": 2}, 4096, "bf16", "torchtitan"),
     "k20a_nanotron_expert_axis.yaml": Facts(0.498, 4, {"tp": 2, "dp": 2, "ep": 2}, 2048, "bf16", "nanotron"),
-    "k21a_llmfoundry_wrapped_variables.yaml": Facts(1.315, 8, {"dp": 8}, 4096, "bf16", "llm-foundry"),
+    "k21a_llmfoundry_wrapped_variables.yaml": Facts(1.3201, 8, {"dp": 8}, 4096, "bf16", "llm-foundry"),
     "k21b_llmfoundry_moe.yaml": Facts(0.338, 8, {"dp": 8}, 1024, "bf16", "llm-foundry", {"stack": ("*E",) * 4}),
     "k22a_maxtext_replicas.yml": Facts(70.554, 64, {"dp": 64, "zero": 3, "replicate": 8}, 8192, "bf16", "maxtext"),
     "k22b_maxtext_mla_dense_first.yml": Facts(15.114, 8, {"zero": 3}, 4096, "bf16", "maxtext", {"layers": 27}),

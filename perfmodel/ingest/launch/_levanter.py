@@ -160,7 +160,19 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 
 
 def _batch(settings: Mapping[str, Any]) -> Fields:
-    fields: Fields = {"global_batch": WHOLE.read(settings.get("trainer.train_batch_size", 32))}
+    size = settings.get("trainer.train_batch_size", 32)
+    fields: Fields = {}
+    if isinstance(size, list):
+        # `[[0, 256], [1000, 512]]`: the batch from a step on; the last is that of most of the run.
+        last = size[-1] if size else size
+        if isinstance(last, dict):
+            last = [last.get("value")]
+        size = last[-1] if isinstance(last, list) and last else last
+        fields["note.batch"] = (
+            f"global_batch={size} (the file raises the batch step by step; perfmodel reads the last; "
+            "--global-batch sets another)"
+        )
+    fields["global_batch"] = WHOLE.read(size)
     per_device = settings.get("trainer.per_device_parallelism", -1)
     if per_device != -1:
         # So many sequences for each device of the data axis; the rest is accumulated.
@@ -230,6 +242,7 @@ LEVANTER: Final = LaunchFormat(
             keys=("trainer.train_batch_size", "trainer.per_device_parallelism"), read=_batch, fields=("global_batch",)
         ),
         read_only("model.seq_len", "seq_len"),
+        read_only("train_seq_len", "seq_len"),
         Rule(keys=("trainer.mp",), read=_precision, fields=("dtype",), defaults={"dtype": "fp32"}),
         Rule(
             keys=("model.gradient_checkpointing",),

@@ -47,7 +47,15 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     kv_heads = settings.get("model.attn_config.kv_n_heads")
     if kv_heads is not None or settings.get("model.attn_config.attn_type") == "multiquery_attention":
         fields["model.kv_heads"] = WHOLE.read(kv_heads or 1)
-    fields["model.bias"] = not settings.get("model.no_bias", True)
+    fields["model.bias"] = not settings.get("model.no_bias", False)
+    fields["model.tied_embeddings"] = FLAG.read(settings.get("model.tie_word_embeddings", True))
+    if "rms" in str(settings.get("model.norm_type", "")):
+        fields["model.norm"] = "rms_norm"
+    window = settings.get("model.attn_config.sliding_window_size", -1)
+    if window != -1:
+        fields["model.window"] = WHOLE.read(window)
+    function = settings.get("model.ffn_config.ffn_act_fn.name", "gelu")
+    fields["model.activation"] = words(_ACTIVATIONS).read(function)
     ffn_hidden = settings.get("model.ffn_config.ffn_hidden_size")
     if ffn_hidden is not None:
         fields["model.ffn_hidden"] = WHOLE.read(ffn_hidden)
@@ -61,6 +69,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     return fields
 
 
+_ACTIVATIONS: Final = {"gelu": "gelu", "silu": "silu", "relu": "relu"}
 _MIXTURES: Final = ("mb_moe", "mb_dmoe", "torch_dmoe")
 _GATED: Final = ("mptglu", "te_ln_glu")
 """Kinds of feed-forward (`llmfoundry/models/layers/ffn.py`): experts in every layer, with a gate."""
@@ -226,6 +235,10 @@ LLM_FOUNDRY: Final = LaunchFormat(
                 "model.ffn_config.moe_num_experts",
                 "model.ffn_config.moe_top_k",
                 "model.ffn_config.mlp_type",
+                "model.ffn_config.ffn_act_fn.name",
+                "model.norm_type",
+                "model.tie_word_embeddings",
+                "model.attn_config.sliding_window_size",
             ),
             read=_model,
             write=_write_model,
@@ -237,7 +250,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
         ),
         key("model.vocab_size", "model.vocab", default=50368),
     ),
-    always={"overlap_grad_reduce": True, "overlap_param_gather": True, "model.tied_embeddings": True},
+    always={"overlap_grad_reduce": True, "overlap_param_gather": True},
     harmless=(
         # Places, names and data of a run.
         "variables.*",
@@ -283,6 +296,8 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "fsdp_config.use_orig_params",
         "fsdp_config.keep_low_precision_grads",
         # Constants and checkpoints of the model.
+        "tp_config.strategy",
+        "model.ffn_config.ffn_act_fn.*",
         "model.init_*",
         "model.emb_*",
         "model.use_auth_token",

@@ -310,6 +310,8 @@ _NEOX_NAMES: Final = {
     "num-kv-heads": "num-key-value-heads",
     "moe-num-experts": "num-experts",
     "moe-top-k": "moe-router-topk",
+    "moe-expert-interval": "expert-interval",
+    "global-num-gpus": "num-processes",
 }
 """Keys of GPT-NeoX (`configs/neox_arguments.md`), with the corresponding arguments of Megatron-DeepSpeed."""
 _NEOX_NORMS: Final = {

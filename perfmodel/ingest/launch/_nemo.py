@@ -29,6 +29,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     zero_of,
 )
 from perfmodel.ingest.launch._nemo_encoders import encoder_rules
+from perfmodel.ingest.launch._nemo_tuning import TUNING_RULES
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
@@ -207,15 +208,6 @@ def _hybrid(settings: Mapping[str, Any]) -> Fields:
     return hybrid_fields(arguments | {SCRIPT: "pretrain_mamba.py"})
 
 
-def _taught(settings: Mapping[str, Any]) -> Fields:
-    return {
-        "doubt.stage": (
-            "what is trained may be wrong: model.kd_teacher_restore_from_path names a further model, which runs beside "
-            "the one that is predicted"
-        )
-    }
-
-
 NEMO: Final = LaunchFormat(
     name="nemo",
     syntax="yaml",
@@ -232,6 +224,7 @@ NEMO: Final = LaunchFormat(
         key("model.micro_batch_size", "micro_batch"),
         key("model.global_batch_size", "global_batch"),
         key("model.encoder_seq_length", "seq_len", also=("model.seq_length", "model.data.seq_length")),
+        *TUNING_RULES,
         # Data parallelism and overlap. Apex's distributed Adam and Megatron-Core's both shard optimizer states.
         Rule(keys=("model.optim.name", "model.fsdp"), read=_nemo_zero, write=_write_nemo_zero),
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
@@ -259,7 +252,6 @@ NEMO: Final = LaunchFormat(
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.bias", "model.bias", FLAG),
         Rule(keys=tuple(_HYBRID), read=_hybrid, optional=("model.hybrid_override_pattern",)),
-        Rule(keys=("model.kd_teacher_restore_from_path",), read=_taught),
         *encoder_rules(_ACTIVATIONS),
         vocabulary_rule(
             "model.tokenizer.vocab_size",
@@ -281,6 +273,8 @@ NEMO: Final = LaunchFormat(
         "model.use_scaled_init_method",
         "model.tokenizer.*",
         "model.data.*",
+        "model.peft.*",
+        "model.restore_from_path",
         "model.optim.*",
         "model.nsys_profile.*",
         # Constants and checkpoints of the model.

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._arguments import LAUNCHING, followed_script, processes_in_variables
-from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, broken
+from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, broken, included_entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._hook_file import torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
+from perfmodel.ingest.launch._nemo import NEMO
 from perfmodel.ingest.launch._read_entries import read_toml, read_yaml
 from perfmodel.ingest.launch._recipe_tables import bridge_recipe, module_of, nemo_name, nemo_recipe, recipe_entries
 from perfmodel.ingest.launch._table import Fields
@@ -24,7 +25,7 @@ from perfmodel.ingest.launch.shell import Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"torchtitan|run_train\.sh|\bnemo\s+llm\s|--recipe\b|/pretrain_\w+\.py[\s\S]*--config-file|\blitgpt\s"
-    r"|setup_experiment\.py"
+    r"|setup_experiment\.py|--config-name"
 )
 """Patterns of which every script that names a recipe matches at least one."""
 _SETTING: Final = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -111,6 +112,10 @@ def _reader(command: Command, place: str, neighbours: Neighbours) -> _Reader | N
         raise _of_performance_script(command, place)
     if re.search(r"torchtitan[./]\S*train|run_train\.sh", joined):
         return _titan
+    # Others that train on Lightning have the same trainer; only NeMo's language models have Megatron's batches.
+    is_hydra = any(text.startswith("--config-name") for text in argv)
+    if is_hydra and any(name in _settings(command) for name in _MEGATRON_KEYS):
+        return _nemo_1
     if re.search(r"(^|[\s/])nemo\s+llm\s+(pretrain|finetune)\b", joined):
         return _nemo
     if _bridge_name(argv):
@@ -256,6 +261,27 @@ def _nemo(command: Command, place: str, neighbours: Neighbours) -> tuple[Source,
             scheme = plain_value(value.strip("'\""))
     is_fine_tuning = any(word.text == "finetune" for word in command.argv)
     return nemo_recipe(nemo_name(called[1], is_fine_tuning, scheme), arguments | _settings(command), place, line)
+
+
+_MEGATRON_KEYS: Final = ("model.micro_batch_size", "model.global_batch_size", "model.tensor_model_parallel_size")
+
+
+def _nemo_1(command: Command, place: str, neighbours: Neighbours) -> tuple[Source, LaunchFormat]:
+    """NeMo 1: `megatron_gpt_pretraining.py --config-path=conf --config-name=NAME key=value ...`, on Hydra."""
+    flags = _flags(command)
+    name = str(flags["config-name"].value).removesuffix(".yaml")
+    folder = str(flags["config-path"].value) if "config-path" in flags else "."
+    file = neighbours.find(f"{folder}/{name}.yaml")
+    stated = _settings(command)
+    if file is None:
+        doubt = (
+            f"the model, the layout and the batch may be wrong: {name}.yaml was not found beside the script, and its "
+            "settings are missing here"
+        )
+        return Source(place=place, entries=stated, doubts=(doubt,)), NEMO
+    of_file = read_yaml(file.text, str(file.path), file.path.parent)
+    entries = included_entries(of_file.entries, file.path, command.argv[0].line) | stated
+    return Source(place=place, entries=entries, notes=of_file.notes), NEMO
 
 
 def _bridge_name(argv: Sequence[str]) -> str:
