@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,3 +118,26 @@ def test_rates_that_rise_with_the_parties_are_refused():
         with pytest.raises(PerfModelError, match="NVLink9"):
             ExchangeRates(link="NVLink9", link_gb_per_s=900.0, parties=parties, dispatch_gb_per_s=rates,
                           combine_gb_per_s=rates)  # fmt: skip
+
+
+def test_the_model_of_tables_of_exchanges_prices_no_exchange_of_a_step() -> None:
+    """The report tells how accurate it is, and that no prediction rests on it: without it every step is the same."""
+    report = (Path(__file__).parents[2] / "training" / "collectives_report.md").read_text()
+    assert "**No prediction of a step uses it.**" in report.partition("## Tables of expert exchanges")[2]
+    weights = model().weights
+    assert len(weights.moe.series) > 0
+    without = CollectiveModel(replace(weights, moe=type(weights.moe)()))
+    exchanges = [None, *(Exchange(library, way) for library in ("deepep", "hybridep") for way in WAYS)]
+    ops = [
+        Collective(
+            collective="all_to_all",
+            bytes=n_bytes,
+            num_ranks=ranks,
+            ranks_per_node=8,
+            level=int(ranks > 8),
+            exchange=exchange,
+        )
+        for n_bytes, ranks, exchange in product((1e4, 1e8), (8, 64), exchanges)
+    ]
+    for machine in (NODES, RACK, cluster("dgx-a100")):
+        assert list(without.times(machine, ops).rows()) == list(model().times(machine, ops).rows())

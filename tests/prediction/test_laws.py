@@ -72,6 +72,18 @@ SAME_DIE = [
 def test_devices_of_one_die_differ_by_no_more_than_their_figures(
     slower: str, faster: str, case: Case, together: bool
 ) -> None:
+    assert_differ_by_their_figures(slower, faster, case, together)
+
+
+@some(2)
+@given(case=cases(), together=st.booleans())
+def test_experts_on_one_of_two_packages_of_blackwell_differ_by_no_more_than_these(case: Case, together: bool) -> None:
+    """Mixtral on a GB200 and a B200: a tenth more rate, multiprocessors and power, of one die."""
+    mixtral = replace(case, model=replace(catalog.model("mixtral-8x7b"), layers=4))
+    assert_differ_by_their_figures("B200-SXM-180GB", "GB200-NVL72", mixtral, together)
+
+
+def assert_differ_by_their_figures(slower: str, faster: str, case: Case, together: bool) -> None:
     one, other = catalog.device(slower), catalog.device(faster)
     figures = ("memory_bandwidth_bytes_per_s", "power_w", "clock_hz", "compute_units", "l2_bytes")
     rates = [(getattr(other, name), getattr(one, name)) for name in figures]
