@@ -116,6 +116,8 @@ def test_a_script_is_followed_to_the_values_that_executing_it_gives(lines: list[
         ("try:\n    raise ValueError('no')\nexcept ValueError:\n    x = 3", 3),
         ("match 'b':\n    case 'a' | 'b':\n        x = 1\n    case _:\n        x = 2", 1),
         ("x = None or 'y'", "y"),
+        ("x = list(zip([1, 2], 'ab', strict=True))", [(1, "a"), (2, "b")]),
+        ("def f(x):\n    return x + 1\nx = 3\napply(f)", 3),
         ("a, (b, c) = 1, (2, 3)\nx = a + b + c", 6),
         ("x = 'fp8' in 'bf16_with_fp8' and not None", True),
         ("if __name__ == '__main__':\n    x = 7", 7),
@@ -145,6 +147,20 @@ def test_arguments_are_those_that_the_parser_makes_of_them() -> None:
     assert value_of(ARGUMENTS, "-t", "8", "--fp8", "--devices", "16", "--names", "b", "c") == (8, ["b", "c"], True, 16)
     assert value_of(ARGUMENTS)[:3] == (2, ["a"], False)
     assert isinstance(value_of(ARGUMENTS)[3], Unknown)
+
+
+def test_words_that_must_be_given_may_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("config")
+        parser.add_argument("sizes", nargs="+", type=int)
+        args = parser.parse_args()
+        x = (args.config, args.sizes)
+    """
+    assert value_of(text, "a.yaml", "1", "2") == ("a.yaml", [1, 2])
+    assert all(isinstance(value, Unknown) for value in value_of(text))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_arguments_that_the_script_would_refuse() -> None:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from perfmodel.ingest.launch._python_values import MISSING, Choice, Symbol, Unknown
 
@@ -40,7 +40,8 @@ class Option:
     @property
     def default(self) -> Any:
         """Its value if it is not given; unknown for an argument that must be given."""
-        if self.keywords.get("required") is True or (self.is_positional and self.keywords.get("nargs") is None):
+        is_needed = self.is_positional and self.keywords.get("nargs") not in ("?", "*")
+        if self.keywords.get("required") is True or is_needed:
             return Unknown(self.names[-1])
         action = self.keywords.get("action")
         usual = _SWITCHES.get(action) if isinstance(action, str) else None
@@ -61,6 +62,13 @@ def option(positional: Sequence[Any], keywords: Mapping[str, Any]) -> Option | N
     return Option(names, keywords)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises its errors, and prints nothing."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 def parsed(
     options: Sequence[Option], given: Sequence[str], convert: Callable[[Any, str], Any]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -74,7 +82,7 @@ def parsed(
     Raises:
         ValueError: words that the script would refuse; says why.
     """
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = _Parser(add_help=False)
     values: dict[str, Any] = {}
     for declared in options:
         # What is not given gets its default below, as defaults may be values that only the follower knows.
@@ -89,16 +97,16 @@ def parsed(
         if action == "store_const":
             settings["const"] = declared.keywords.get("const")
         if not declared.is_switch:
-            settings["nargs"] = nargs if isinstance(nargs, (int, str)) else "?" if declared.is_positional else None
+            settings["nargs"] = nargs if isinstance(nargs, (int, str)) else None
+            # Words that must be given may be missing here: their values are then unknown.
+            if declared.is_positional:
+                settings["nargs"] = "?" if settings["nargs"] is None else "*"
         if nargs == "?" and not declared.is_positional:
             settings["const"] = declared.keywords.get("const")
         with suppress(argparse.ArgumentError, TypeError, ValueError):
             parser.add_argument(*declared.names, **settings)
         values[declared.destination] = declared.default
-    try:
-        namespace, rest = parser.parse_known_args(list(given))
-    except (argparse.ArgumentError, SystemExit) as error:
-        raise ValueError(str(error)) from None
+    namespace, rest = parser.parse_known_args(list(given))
     by_destination = {declared.destination: declared for declared in options}
     for name, value in vars(namespace).items():
         declared = by_destination.get(name)

@@ -30,7 +30,7 @@ from perfmodel.ingest.launch._python_values import (
     truth,
 )
 
-MOST_STEPS: Final = 300_000
+MOST_STEPS: Final = 60_000
 """Most statements and expressions that are followed in one script."""
 _MOST_ROUNDS: Final = 1_000
 """Most rounds of a `while` loop; longer ones wait for something."""
@@ -258,9 +258,8 @@ class _Follower(Calls):
                 self.assign(node.target, self.value(node.value, scope), scope)
             case ast.AugAssign():
                 # `batch_size *= 2` is followed as `batch_size = batch_size * 2`.
-                before = ast.copy_location(ast.parse(ast.unparse(node.target), mode="eval").body, node.target)
-                sum_of_both = ast.copy_location(ast.BinOp(before, node.op, node.value), node)
-                self.assign(node.target, self.value(ast.fix_missing_locations(sum_of_both), scope), scope)
+                result = ast.copy_location(ast.BinOp(node.target, node.op, node.value), node)
+                self.assign(node.target, self.value(result, scope), scope)
             case ast.If():
                 return self._if(node, scope)
             case ast.For():
@@ -463,8 +462,13 @@ class _Follower(Calls):
 
     def follow_handed(self, function: Function) -> None:
         """Follow a function that code from outside gets, and may call with anything."""
-        if id(function.node) not in self.was_called and self.depth < _MOST_CALLS:
-            self._open([lambda: self.call_function(function, [], {}) and None, lambda: None], function.name, 0)
+        if id(function.node) in self.was_called or self.depth >= _MOST_CALLS:
+            return
+
+        def called_once() -> None:
+            self.call_function(function, [], {})
+
+        self._open([called_once, lambda: None], function.name, 0)
 
     @contextmanager
     def _deeper(self) -> Iterator[None]:

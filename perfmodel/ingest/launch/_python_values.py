@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 LARGEST: Final = 1e15
@@ -159,8 +160,13 @@ PLAIN: Final = (int, float, str, bool, type(None))
 
 def expression_text(node: ast.AST) -> str:
     """An expression on one line, shortened."""
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    # A loop comes by the same expression many times, and writing it out costs more than following it.
+    text = getattr(node, "text_on_one_line", None)
+    if text is None:
+        text = " ".join(ast.unparse(node).split())
+        text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        node.text_on_one_line = text  # pyright: ignore[reportAttributeAccessIssue]
+    return text
 
 
 def is_known(value: Any) -> bool:
@@ -297,8 +303,8 @@ def _guarded(calculate: Callable[..., Any], *operands: Any) -> Any:
 # --- functions and methods of plain data -----------------------------------------------------------------
 
 
-def _pairs(*columns: list[Any]) -> list[tuple[Any, ...]]:
-    return list(zip(*columns, strict=False))
+def _pairs(*columns: list[Any], strict: bool = False) -> list[tuple[Any, ...]]:
+    return list(zip(*columns, strict=strict))
 
 
 _OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -353,7 +359,7 @@ def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
     collections = [elements_of(argument) if not isinstance(argument, int) else argument for argument in arguments]
     if None in collections:
         return MISSING
-    return _guarded(_OF_COLLECTIONS[name], *collections, **keywords)
+    return _guarded(partial(_OF_COLLECTIONS[name], *collections, **keywords))
 
 
 _TEXT_METHODS: Final = [
