@@ -73,9 +73,10 @@ Written by `python validate/distsim_profiling.py`. Times are predicted with the 
 | DistSim, table 3 | {profiling} | {direct} | {scale} |
 | ours, every event and every step once | | {per_step_s:.1f} | {ours:.4f} |
 
-The paper does not say how many steps its direct run took; at our predicted step times its GPU-seconds are {steps:.1f}
-steps of each of the 15 layouts. *Relative scale*: device-seconds of running every distinct event once (on all ranks
-of a collective) over those of one step of every layout, so that both sides repeat equally often. *Measuring*: by the
+The paper does not say how many steps its direct run took (its batch times are means of 100 iterations, section 5.2); at
+our predicted step times its GPU-seconds are {steps:.1f} steps of each of the 15 layouts. *Relative scale*:
+device-seconds of running every distinct event once (on all ranks of a collective) over those of one step of every
+layout, so that both sides repeat equally often. *Measuring*: by the
 stopping rule, from a quiet machine (8 samples of at least 2 ms each) to every measurement at its cap of a second.
 Sequence length, micro-batch (1) and cluster network are ours where the paper states none. Events without a collector
 (`ModelPlan.unmeasured`) count in the relative scale, but no measuring time is stated for them.

@@ -13,6 +13,12 @@ from studies.tables import frame_table
 from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent
+FORMULAS = """\
+The paper has (p - 1) / (m + p - 1) for GPipe and DAPPLE (`1f1b`), and for Chimera (p - 2) / (3m/2 + p - 2) where a
+backward is twice a forward, and (p - 2) / (2m + p - 2) where they are equal. That of forward doubling follows from
+section 3.5: a forward of two micro-batches lasts as long as a backward of one, so that a device has 3m/2 slots of work
+and p - 2 idle ones.
+"""
 
 
 def main() -> None:
@@ -28,6 +34,7 @@ def sections(data: Path | None) -> list[str]:
     parts = [
         "# Schedules against their papers\n\nWritten by `python validate/schedules.py --data DIR`.\n",
         "## Bubble fractions (Chimera, table 2 and sections 3.1, 3.5)\n",
+        FORMULAS,
         frame_table(bubble_table(), ".4f"),
         "## Weights and activations per device, m = 2 p (Chimera, table 2)\n",
         frame_table(memory_table(), ".4f"),

@@ -1,7 +1,9 @@
 """Searches of papers: published figures typed in."""
 
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,6 +21,8 @@ from perfmodel.prediction import evaluate, step_problem
 from perfmodel.prediction.memory import peak_memory
 from perfmodel.spec import Framework, Job, Layout, Problem
 from perfmodel.validation import Case
+
+ROOT = Path(__file__).parents[2]
 
 
 def _layouts(batch: int, mode: Literal["train", "inference"], schedule: str) -> list[Layout]:
@@ -48,6 +52,25 @@ def test_distir_counts_inference_layouts_as_the_paper():
 def test_distir_rows_of_table_2(model, batch):
     found = distir.training_search(model, batch)
     assert distir.name(found.layouts[0], batch) == distir.TRAINING[model][batch]
+
+
+def test_the_page_of_distir_counts_rows_as_its_two_tables_do():
+    """One statement for programs and layouts: what `docs/systems/distir.md` says is what both pages print."""
+    programs, layouts = ((ROOT / "validate" / name).read_text() for name in ("distir.md", "search.md"))
+    inference = programs.split("## Table 3")[1].split("## Table 4")[0]
+    in_rows = [line.split(" | ")[4] for line in inference.splitlines() if line.startswith("| gpt2")]
+    counts = [
+        re.search(r"(\d+) of 27 rows", programs),
+        re.search(r"\*\*(\d+) of 27\*\* rows", layouts),
+        re.search(r"\*\*(\d+) of 3\*\*", layouts),
+    ]
+    through_programs, through_layouts, inferred = (found.group(1) for found in counts if found)
+    page = " ".join((ROOT / "docs" / "systems" / "distir.md").read_text().split())
+    assert len(in_rows) == 3
+    assert (
+        f"Of 27 and 3 rows, {through_programs} and {in_rows.count('yes')} are held through programs "
+        f"({{doc}}`/accuracy/distir`), {through_layouts} and {inferred} through layouts"
+    ) in page
 
 
 def test_a_row_that_does_not_fit_is_not_held():

@@ -93,9 +93,9 @@ TOKENS: Final = 8
 
 @dataclass(frozen=True)
 class AdditiveProducts:
-    """Kernels priced as the paper does (section 4): linear in sizes, so that memory and compute time add up.
+    """Kernels priced by the form of the paper's regressions (section 4), so that memory and compute time add up.
 
-    At nominal rates: nothing is fitted.
+    At nominal rates: the paper prints no coefficients, and nothing is fitted.
     """
 
     def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
