@@ -65,9 +65,7 @@ def maxtext_command(
         return None
     entries, notes = _of_file(base, Neighbours(Path(place).parent, script.files))
     chips, slices = _chips_and_slices(script.commands)
-    if slices > 1 and best.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(best):
-        # What is left open across slices are copies of what one slice shards.
-        best[_COPIES] = Entry(slices, 0)
+    best = over_slices(best, slices)
     for command in script.commands:
         if any(f"{_TWO_DEVICES}-" in word.text for word in command.argv):
             best[HALF_CHIPS] = Entry(True, 0)
@@ -84,6 +82,12 @@ def _program(argv: Sequence[str]) -> PurePosixPath:
         if word.endswith(".py"):
             return PurePosixPath(word)
     return PurePosixPath()
+
+
+def over_slices(settings: Mapping[str, Entry], slices: int) -> dict[str, Entry]:
+    """Settings of a job on several slices: what is left open across them are copies of what one slice shards."""
+    is_open = settings.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(settings)
+    return {**settings, _COPIES: Entry(slices, 0)} if slices > 1 and is_open else dict(settings)
 
 
 _COPIES: Final = "dcn_data_parallelism"

@@ -20,12 +20,13 @@ from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_for
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
 from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
+from perfmodel.ingest.launch._kubernetes import job_script
 from perfmodel.ingest.launch._launch import Launch, Overrides, settle
 from perfmodel.ingest.launch._levanter import LEVANTER
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
 from perfmodel.ingest.launch._maxtext import MAXTEXT
-from perfmodel.ingest.launch._maxtext_command import maxtext_command
+from perfmodel.ingest.launch._maxtext_command import maxtext_command, over_slices
 from perfmodel.ingest.launch._megatron import MEGATRON
 from perfmodel.ingest.launch._megatron_yaml import (
     factory_arguments,
@@ -81,7 +82,7 @@ def read_launch(
     GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText, levanter and Accelerate, command lines of
     MaxText, DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer,
     LLaMA-Factory, axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan,
-    Megatron-Bridge or NeMo 2. Arguments override the file.
+    Megatron-Bridge or NeMo 2; Kubernetes manifests of jobs that run any of these. Arguments override the file.
 
     Args:
         path: the file. A shell or Python script may be followed by its arguments, `"run.sh 8 24 2"`, and preceded by
@@ -381,6 +382,9 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     elif syntax == "toml":
         source = read_toml(text, place)
     else:
+        of_job = _of_kubernetes(text, place)
+        if of_job is not None:
+            return of_job
         source = read_yaml(text, place, folder)
 
     of_front_end = _of_front_end(source)
@@ -408,6 +412,24 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
         if of_table is not None:
             return of_table, MEGATRON
     return None
+
+
+def _of_kubernetes(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of what the containers of a Kubernetes manifest run; None for other files."""
+    job = job_script(text)
+    if job is None:
+        return None
+    of_command = _of_script(job.text, place, (), {})
+    if of_command is None:
+        raise LaunchFileError(
+            f"{place}: the containers of this Kubernetes manifest run no training that perfmodel can read; give the "
+            "script that they run, or --model, --layout and so on"
+        )
+    source, form = of_command
+    if form is MAXTEXT:
+        source = replace(source, entries=over_slices(source.entries, job.slices))
+    # The devices that all pods ask for are those of the job, whatever each pod's launcher says.
+    return replace(source, devices=job.devices or source.devices), form
 
 
 def _model_config(text: str) -> dict[str, Any]:
