@@ -62,6 +62,7 @@ bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 
 validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md and .json, out/report.html
 	$(BIN)/python validate/run.py --data $(DATA)
+	$(BIN)/python validate/factors.py --data $(DATA)
 
 blind: $(VENV)/.plan ## record the first look at new sources of published runs, then score it beside today's predictions: validate/blind
 	$(BIN)/python validate/blind.py --data $(DATA) --record

@@ -1,4 +1,5 @@
-"""Put the measured accuracy and the beginning of what `make plan` prints into README.md, between its markers.
+"""Put the measured accuracy and the beginning of what `make plan` prints into README.md, between its markers, and what
+naming a framework is worth into docs/explanation/where_it_is_wrong.md.
 
     python training/readme_tables.py
 
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -27,6 +29,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_text
 
 ROOT = Path(__file__).parents[1]
+FACTORS_PAGE = ROOT / "docs" / "explanation" / "where_it_is_wrong.md"
 GROUPS = {
     "H100": "steps on H100", "H200": "steps on H200", "B200": "steps on B200", "GB200": "steps on GB200",
     "mixtures of experts": "steps of mixtures of experts", "context parallelism": "steps with context parallelism",
@@ -75,6 +78,11 @@ def steps() -> list[str]:
             mean["mean_ape"],
             f"{by_row}bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the 90 % interval, whose ends are a "
             f"factor {mean['width_90']:.2f} apart", report,
+        ),
+        row(
+            "the same without the factors that a framework's name brings", _without_factors(),
+            f"{cases['generic']['over_sources']['mean_ape']:.1%} with `--framework generic`",
+            "`docs/explanation/where_it_is_wrong.md`",
         ),
         row("the worst of these sources", worst[0], worst[1], report),
         *(
@@ -139,6 +147,25 @@ def accuracy() -> str:
     return "\n".join([*head, *blind(), *steps(), *kernels(), *collectives(), *live()])
 
 
+def _without_factors() -> float:
+    """Mean error over sources with what frameworks do, but without the factors of their names."""
+    return json.loads((ROOT / "validate" / "factors.json").read_text())["over_sources"]["mean_ape"]
+
+
+def factors() -> str:
+    """What naming a framework is worth: what it does, and the factors that its name multiplies times by."""
+    cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
+    named, generic = (of["over_sources"]["mean_ape"] for of in (cases, cases["generic"]))
+    facts_alone = _without_factors()
+    return textwrap.fill(
+        f"The mean error over sources is {named:.1%} with the framework named, {facts_alone:.1%} with what it does but "
+        f"without its factors, and {generic:.1%} with `--framework generic`, which has neither: of "
+        f"{100 * (generic - named):.1f} points, {100 * (facts_alone - named):.1f} come from the factors "
+        "(`validate/report.md`, `validate/factors.json`).",
+        120,
+    )
+
+
 def plan() -> str:
     """What the search of `make plan` prints at 80 columns, before the files that it writes.
 
@@ -156,14 +183,17 @@ def plan() -> str:
     return f"```\n{out.getvalue().rstrip()}\n```"
 
 
+def put_between_markers(page: Path, name: str, text: str) -> None:
+    """Replace what stands between two markers of a page."""
+    begin, end = f"<!-- {name}:begin (python training/readme_tables.py) -->", f"<!-- {name}:end -->"
+    head, _, rest = page.read_text().partition(begin)
+    write_text(page, f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}")
+
+
 def main() -> None:
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    for name, of in (("plan", plan()), ("accuracy", accuracy())):
-        begin, end = f"<!-- {name}:begin (python training/readme_tables.py) -->", f"<!-- {name}:end -->"
-        head, _, rest = text.partition(begin)
-        text = f"{head}{begin}\n{of}\n{end}{rest.partition(end)[2]}"
-    write_text(readme, text)
+    put_between_markers(ROOT / "README.md", "plan", plan())
+    put_between_markers(ROOT / "README.md", "accuracy", accuracy())
+    put_between_markers(FACTORS_PAGE, "factors", factors())
 
 
 if __name__ == "__main__":

@@ -9,11 +9,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from factors import without_factors
 from hypothesis import given
 from hypothesis import strategies as st
 from studies.emulation_report import emulation_report
 from studies.emulation_runs import claims, judged, waited_text
 from studies.record_text import record_text
+
+from perfmodel import catalog
+from perfmodel.prediction import Site
 
 ROOT = Path(__file__).parents[2]
 GENERATORS = sorted(
@@ -132,6 +136,20 @@ def readme_tables() -> ModuleType:
 
 def test_the_readme_has_the_figures_of_the_reports(readme_tables: ModuleType) -> None:
     assert f"-->\n{readme_tables.accuracy()}\n<!-- accuracy:end -->" in (ROOT / "README.md").read_text()
+
+
+def test_a_site_without_factors_multiplies_no_time() -> None:
+    named = (catalog.framework("torchtitan"), catalog.device("H100-SXM5-80GB"))
+    for site, multiplies in ((without_factors("nobody"), False), (Site.without("nobody"), True)):
+        adjustment = site.expected(*named)
+        assert adjustment is not None
+        assert any(value != 0 for _, value in adjustment.values) is multiplies
+
+
+def test_what_a_framework_s_factors_are_worth_is_told_by_the_report(readme_tables: ModuleType) -> None:
+    page = (ROOT / "docs" / "explanation" / "where_it_is_wrong.md").read_text()
+    assert f"-->\n{readme_tables.factors()}\n<!-- factors:end -->" in page
+    assert not re.search(r"\d points", page.replace(readme_tables.factors(), ""))
 
 
 def test_the_first_figure_is_the_one_of_strangers(readme_tables: ModuleType) -> None:
