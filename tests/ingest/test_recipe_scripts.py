@@ -310,3 +310,24 @@ def test_devices_that_the_scheduler_sets() -> None:
     assert "--devices" in read(text).missing[0]
     assert read(text, variables={"SLURM_NNODES": "4"}).devices == 32
     assert read(text, devices=16).devices == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "recipe"),
+    [
+        ("bf16_mixed", "bf16", None),
+        ("fp16_mixed", "fp16", None),
+        ("bf16_with_mxfp8_mixed", "fp8", "mxfp8"),
+        ("bf16_with_fp8_delayed_scaling_mixed", "fp8", "delayed"),
+        ("nemotron_h_bf16_with_fp8_current_scaling_mixed", "fp8", "current"),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8", "blockwise"),
+        ("bf16_with_nvfp4_mixed", "fp4", "nvfp4"),
+    ],
+)
+def test_names_of_precisions_say_how_they_scale(name: str, dtype: str, recipe: str | None) -> None:
+    for text in (f"c.mixed_precision = {name!r}", f"c.mixed_precision = {name}()"):
+        fields = read(f"c = llama3_8b_pretrain_config()\n{text}\n", devices=8).job_fields
+        assert (fields["dtype"], fields.get("fp8_recipe")) == (dtype, recipe)
+    for text in (f"r.trainer.plugins = {name}()", f"r.trainer.plugins = run.Partial(recipes.{name})"):
+        fields = read(START + text + "\n").job_fields
+        assert (fields["dtype"], fields.get("fp8_recipe")) == (dtype, recipe)

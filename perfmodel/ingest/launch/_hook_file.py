@@ -162,8 +162,10 @@ def nemo_entries(source: Source) -> tuple[Source, LaunchFormat]:
     if precision is not None and isinstance(precision.value, str):
         # The precision plugin keeps Lightning's name of it and says FP8 beside that.
         fp8 = source.entries.get("trainer.plugins.fp8")
-        has_fp8 = fp8 is not None and fp8.value is not None
-        renamed["mixed_precision"] = replace(precision, value="fp8" if has_fp8 else precision.value)
+        recipe = source.entries.get("trainer.plugins.fp8_recipe")
+        if fp8 is not None and fp8.value is not None:
+            narrow = f"fp8 {recipe.value}" if recipe is not None and isinstance(recipe.value, str) else "fp8"
+            renamed["mixed_precision"] = replace(precision, value=narrow)
     return replace(source, entries=with_precision(renamed)), _NEMO
 
 

@@ -30,6 +30,7 @@ from perfmodel.ingest.launch._megatron_settings import (
 )
 from perfmodel.ingest.launch._nemo_encoders import encoder_rules
 from perfmodel.ingest.launch._nemo_tuning import TUNING_RULES
+from perfmodel.ingest.launch._precision_recipes import PRECISION_RULE
 from perfmodel.ingest.launch._table import (
     FLAG,
     OPTIMIZER,
@@ -60,11 +61,6 @@ _PRECISIONS: Final = {
     "32": "fp32",
     32: "fp32",
     "32-true": "fp32",
-    "bf16_with_fp8_current_scaling_mixed": "fp8",
-    "bf16_with_fp8_delayed_scaling_mixed": "fp8",
-    "bf16_with_mxfp8_mixed": "fp8",
-    "bf16_with_fp8_subchannel_scaling_mixed": "fp8",
-    "fp8": "fp8",
 }
 _TRUE_16_BITS: Final = ("bf16-true", "16-true")
 """Precisions of Lightning that keep weights only in 16 bits."""
@@ -414,9 +410,7 @@ BRIDGE: Final = LaunchFormat(
         recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         modules_rule("model.recompute_modules", list),
         key("optimizer.optimizer", "optimizer", OPTIMIZER),
-        # The name of a recipe (src/megatron/bridge/training/mixed_precision.py),
-        # which sets the switches of model and ddp.
-        key("mixed_precision", "dtype", words(_PRECISIONS)),
+        PRECISION_RULE,
         key(
             "ddp.grad_reduce_in_fp32",
             "grad_dtype",

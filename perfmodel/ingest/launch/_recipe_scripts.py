@@ -16,6 +16,7 @@ from perfmodel.ingest.launch._format import LaunchFormat, patterns
 from perfmodel.ingest.launch._harm import Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._hook_file import nemo_entries, nemo_key, with_precision
 from perfmodel.ingest.launch._nemo import BRIDGE
+from perfmodel.ingest.launch._precision_recipes import precision_of
 from perfmodel.ingest.launch._python_script import Followed, follow, module_beside
 from perfmodel.ingest.launch._python_values import MISSING, Choice, Symbol, Thing, Unknown, is_same
 from perfmodel.ingest.launch._recipe_models import MODEL_OF_CATALOG, class_of, model_of_recipe
@@ -349,9 +350,6 @@ def _usual(key: str, thing: Thing) -> dict[str, Any]:
     return {}
 
 
-_HALVES: Final = {"bf16": "bf16", "fp16": "fp16", "fp32": "32"}
-
-
 def _precision(value: Any) -> Any:
     """A precision by the function that makes it: `bf16_with_fp8_mixed()`, or a function of one word that names it."""
     if isinstance(value, (list, tuple)):
@@ -359,14 +357,12 @@ def _precision(value: Any) -> Any:
         return _precision(plugins[0]) if plugins else value
     if not isinstance(value, Thing) or not value.maker or ("recision" in class_of(value) and value.fields):
         return value
-    words = [class_of(value), *(word for word in value.positional if isinstance(word, str))]
-    named = " ".join(words).lower()
-    narrow = re.search(r"fp8|fp4", named)
-    half = next((half for half in _HALVES if half in named), None)
-    if narrow is None and half is None:
-        return Unknown(f"{value.maker}(...)")
+    words = [word for word in value.positional if isinstance(word, str)]
+    name = next((word for word in (*words, class_of(value)) if precision_of(word)), None)
+    if name is None:
+        return Unknown(value.text)
     twin = Thing("", fields=dict(value.fields), lines=dict(value.lines), line=value.line)
-    twin.fields |= {"precision": "fp8" if narrow else _HALVES[half or "bf16"]}
+    twin.fields["precision"] = name
     return twin
 
 
