@@ -221,7 +221,8 @@ def scaling_table(study: Study) -> pd.DataFrame:
 def large_batch_table(study: Study) -> pd.DataFrame:
     """Figures 17 and 18: m far above p, at fixed depth: 4 for Bert-48 (without recompute), 8 for GPT-2 (all recompute).
 
-    Forward doubling keeps two micro-batches where the others keep one, and so recomputes.
+    Forward doubling keeps two micro-batches where the others keep one, and so recomputes. Backward halving divides each
+    micro-batch in two (`chimera-halving` counts the halves): one of a single sequence cannot be halved.
     """
     pp, micro_batch, recompute = (4, 8, "none") if study.seq_len == 128 else (8, 1, "full")
     rows = []
@@ -232,7 +233,8 @@ def large_batch_table(study: Study) -> pd.DataFrame:
             row: dict[str, Any] = {"messages": name, "batch": batch}
             for scheme in ("chimera", "chimera-doubling", "chimera-halving", "pipedream-2bw", "1f1b", "gpipe", "gems"):
                 again = "full" if scheme == "chimera-doubling" else recompute
-                row[scheme] = rate_s(one, layout_of(one, scheme, pp, micro_batch, again), on)
+                size = micro_batch // 2 if scheme == "chimera-halving" else micro_batch
+                row[scheme] = rate_s(one, layout_of(one, scheme, pp, size, again), on) if size else np.nan
             rows.append(row)
     return pd.DataFrame(rows)
 

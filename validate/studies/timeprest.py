@@ -389,8 +389,8 @@ Simulated for W and N from 2 to 16: floor((W + N - 2) / N) is right in {len(vers
 cases; the smallest counterexample is W = {first.W}, N = {first.N} (formula {first.paper}, simulated {first.simulated}).
 ceil(W / (N + 1)) is right in {(versions.simulated == versions.closed_form).sum()}: backwards start N + 1 slots apart,
 as the paper says of its figure 7 (section 4.2); its formula assumes instead that the difference is 1/N below
-(W + N - 1) / N, the mini-batches that enter until the first forward ends (equations 17 and 18). The paper's condition
-for a single sequence of updates, W <= N + 1 (equation 11), holds in
+(W + N - 1) / N, the mini-batches that enter until the first forward ends if one enters every N slots (equations 17
+and 18). The paper's condition for a single sequence of updates, W <= N + 1 (equation 11), holds in
 {((versions.sequences == 1) == (versions.W <= versions.N + 1)).sum()} of {len(versions)} cases.
 
 {markdown_table(wrong.head(5))}"""
