@@ -402,7 +402,7 @@ def test_what_terminals_and_libraries_do_to_a_log(form: str, spoil: str) -> None
     assert seconds(parse_log(text), run) == pytest.approx(STEP_S, rel=3e-3)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form not in ("composer", "megatron-bridge")])
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in ("composer", "megatron-bridge", "olmo-core")])
 def test_ranks_that_write_the_same_steps_at_other_times_are_one_run(form: str) -> None:
     """The second rank is ahead in one half of the run and behind in the other; then both are restarted."""
     run = WrittenRun(step_s=STEP_S)
@@ -462,3 +462,20 @@ def test_reports_of_the_straggler_detector_are_read() -> None:
     assert log.clocks is not None
     assert (log.clocks.least_hz, log.clocks.most_hz) == (1650e6, 1980e6)
     assert parse_log(write_log("megatron", replace(run, stragglers={}))).clocks is None
+
+
+def test_logs_of_olmo_before_its_core() -> None:
+    """The first block has no rate; the clock stands in the heading."""
+    text = """
+        [2024-04-17 09:42:26] INFO     [olmo.train:816, rank=0] [step=1/739328]
+            train/CrossEntropyLoss=11.25
+            throughput/total_tokens=4,194,304
+        [2024-04-17 09:42:38] INFO     [olmo.train:816, rank=0] [step=2/739328]
+            throughput/device/tokens_per_second=45,538
+        [2024-04-17 09:42:50] INFO     [olmo.train:816, rank=0] [step=3/739328]
+            throughput/device/tokens_per_second=45,368
+    """
+    steps = parse_log(text).steps
+    assert [(step.step, step.tokens_per_s_per_device) for step in steps] == [(2, 45538.0), (3, 45368.0)]
+    assert steps[0].clock_s is not None
+    assert steps[1].clock_s == steps[0].clock_s + 12.0

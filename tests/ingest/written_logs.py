@@ -14,6 +14,7 @@ FORMATS = (
     "hf-trainer",
     "maxtext",
     "composer",
+    "olmo-core",
     "levanter",
     "nemo-automodel",
     "torchtune",
@@ -247,6 +248,19 @@ def _composer(run: WrittenRun, step: int, seconds: float, now: datetime) -> list
     return [f"[batch={step}/1000]:", *(f"\t Train {name}: {value}" for name, value in metrics.items())]
 
 
+def _olmo(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
+    return [
+        f"{now:%Y-%m-%d %H:%M:%S}.000\thost\tolmo_core.train.callbacks.console_logger:94\tINFO\t"
+        f"[step={step}/1,000,epoch=1,eta=2:03:04]",
+        "    optim/total grad norm=0.4321",
+        "    train/CE loss=10.12",
+        "    throughput/total tokens=8,388,608",
+        f"    throughput/device/TPS={run.tokens_per_s_per_device(seconds):,.4f}",
+        "    throughput/device/TPS (actual avg)=12,345",
+        "    throughput/device/MFU=40.12",
+    ]
+
+
 def _levanter(run: WrittenRun, step: int, seconds: float, now: datetime) -> list[str]:
     elapsed = (now - _START).total_seconds()
     return [
@@ -292,5 +306,6 @@ _WRITERS = {
     "hf-trainer": _trainer,
     "maxtext": _maxtext,
     "composer": _composer,
+    "olmo-core": _olmo,
     "levanter": _levanter,
 }

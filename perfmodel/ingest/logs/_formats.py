@@ -11,11 +11,14 @@ from perfmodel.ingest.logs._front_ends import (
     AUTOMODEL,
     BRIDGE,
     DICTIONARY,
+    OLMO,
     TORCHTUNE,
     XTUNER,
     automodel_step,
     bridge_steps,
     dictionary_steps,
+    metric_blocks,
+    olmo_steps,
     torchtune_step,
     xtuner_step,
 )
@@ -155,22 +158,8 @@ _COMPOSER_FIELD: Final = re.compile(r"Train ([\w/-]+):\s*(\S+)")
 
 def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
     """Steps from blocks with a heading `[batch=10/1000]:` and a line for each metric."""
-    # A block ends where the next one begins, or with the log; steps are then made of all its metrics.
-    block: dict[str, str] = {}
-    head_at, step = -1, 0
-    for at, line in enumerate(lines):
-        head = _COMPOSER_HEAD.search(line)
-        if head is not None:
-            if block:
-                yield head_at, _composer_step(step, block, lines[head_at])
-            head_at = at
-            step = int(head[1].replace(",", ""))
-            block = {}
-        metric = _COMPOSER_FIELD.search(line)
-        if metric is not None and step:
-            block[metric[1]] = metric[2]
-    if block:
-        yield head_at, _composer_step(step, block, lines[head_at])
+    for head_at, step, metrics in metric_blocks(lines, _COMPOSER_HEAD, _COMPOSER_FIELD):
+        yield head_at, _composer_step(step, metrics, lines[head_at])
 
 
 def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
@@ -225,6 +214,7 @@ FORMATS: Final = (
     LogFormat(name="torchtitan", marks=_TITAN, read=_by_line(_TITAN, _titan_step)),
     LogFormat(name="maxtext", marks=_MAXTEXT, read=_by_line(_MAXTEXT, _maxtext_step)),
     LogFormat(name="composer", marks=_COMPOSER_HEAD, read=_composer_steps),
+    LogFormat(name="olmo-core", marks=OLMO, read=olmo_steps),
     LogFormat(
         name="levanter",
         marks=_LEVANTER,

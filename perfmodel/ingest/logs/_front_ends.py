@@ -54,6 +54,48 @@ def _seconds_of_speed(line: str) -> float | None:
     return rate if speed["unit"] == "s/it" else 1 / rate
 
 
+# ---- a heading for each step, with a line for each metric below it ----
+
+
+def metric_blocks(
+    lines: Sequence[str], heading: re.Pattern[str], metric: re.Pattern[str]
+) -> Iterator[tuple[int, int, dict[str, str]]]:
+    """Line number of the heading, step and metrics of each block.
+
+    Args:
+        lines: of the log.
+        heading: matches the line above a block; its first group is the step.
+        metric: matches a line of a block; its groups are name and value.
+    """
+    # A block ends where the next one begins, or with the log.
+    block: dict[str, str] = {}
+    head_at, step = -1, 0
+    for at, line in enumerate(lines):
+        head = heading.search(line)
+        if head is not None:
+            if block:
+                yield head_at, step, block
+            head_at = at
+            step = int(head[1].replace(",", ""))
+            block = {}
+        field = metric.search(line)
+        if field is not None and step:
+            block[field[1]] = field[2]
+    if block:
+        yield head_at, step, block
+
+
+OLMO: Final = re.compile(r"\[step=([\d,]+)/[\d,]+(?:,[^\]]*)?\]")
+_OLMO_METRIC: Final = re.compile(r"\bthroughput/device/(TPS|tokens_per_second)=([\d,.]+)")
+
+
+def olmo_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
+    """Steps of OLMo and OLMo-core: `[step=2/739328]` and, below it, `throughput/device/TPS=45,538`."""
+    for head_at, step, metrics in metric_blocks(lines, OLMO, _OLMO_METRIC):
+        rate = number(metrics.get("TPS", metrics.get("tokens_per_second", "")))
+        yield head_at, LoggedStep(step=step, tokens_per_s_per_device=rate, clock_s=clock_seconds(lines[head_at]))
+
+
 # ---- one line per step ----
 
 TORCHTUNE: Final = re.compile(r"\bStep (\d+) \| .*?\btokens_per_second_per_gpu:([\d.]+)")

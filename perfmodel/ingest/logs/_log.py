@@ -13,6 +13,7 @@ LOG_FORMATS: Final = (
     "hf-trainer",
     "maxtext",
     "composer",
+    "olmo-core",
     "levanter",
     "nemo-automodel",
     "torchtune",
