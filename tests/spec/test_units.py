@@ -234,7 +234,7 @@ def test_whole_numbers_lie_between_their_ends() -> None:
     require_whole("job", {"a": 1, "b": 10**9})
     require_whole("job", {"a": 0, "b": 8}, least=0, most=8)
     for sizes in ({"a": 0}, {"a": 10**9 + 1}, {"a": 1.0}, {"a": True}, {"a": "8"}, {"a": None}):
-        with pytest.raises(PerfModelError, match="a="):
+        with pytest.raises(PerfModelError, match=r"^job: a=\S+ must be a whole number from 1 to "):
             require_whole("job", sizes)
     with pytest.raises(PerfModelError, match=r"a=0, c=-1 must be whole numbers from 1 to 1,000,000,000"):
         require_whole("job", {"a": 0, "b": 2, "c": -1})

@@ -133,6 +133,19 @@ def test_derivatives_of_many():
         np.testing.assert_allclose(tangent, one_by_one(compiled, of_program)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("traced", [0, 1])
+def test_durations_of_one_program_are_differentiated_beside_fixed_ones(traced: int):
+    programs = [compile_structure(PIPELINE), compile_structure(LAGGED)]
+    durations = [lanes_of(PIPELINE, 20), lanes_of(LAGGED, 3)]
+
+    def total(value):
+        values = [value if place == traced else fixed for place, fixed in enumerate(durations)]
+        return sum(spans.sum() for spans in makespan_many(programs, values))
+
+    gradient = jax.grad(total)(jnp.asarray(durations[traced]))
+    np.testing.assert_allclose(gradient, one_by_one(programs[traced], durations[traced])[1], rtol=1e-6)
+
+
 def test_many_of_none():
     assert makespan_many([], []) == []
 

@@ -1026,3 +1026,15 @@ def test_weights_inside_experts_spare_their_results() -> None:
     net = replace(PLAIN, mixers="E", experts=Experts(count=EXPERTS, topk=TOPK, ffn_hidden=INNER))
     outside, inside = (layer_of(net, weighted_experts=on) for on in (False, True))
     assert outside.activation_bytes.none - inside.activation_bytes.none == 2 * TOKENS * TOPK * H
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("q_rank", [0, Q_RANK])
+@pytest.mark.parametrize("rank", RANKS)
+def test_latent_attention_has_keys_of_every_head_whatever_heads_of_keys_are_stated(
+    rank: Rank, q_rank: int, gated: bool
+) -> None:
+    """DeepSeek-V2, arXiv 2405.04434, section 2.1: keys and values of all heads come from the compressed ones."""
+    net = replace(PLAIN, **_latent_model(q_rank), head_gate=gated)
+    layer, grouped = (layer_of(replace(net, kv_heads=heads), rank) for heads in (HEADS, HEADS // 2))
+    assert grouped == layer
