@@ -173,7 +173,7 @@ def show(report: dict[str, Any]) -> None:
                 figures = [_cell(name, value, True) for name, value in form.items()]
                 cells.append([f"{schedule}, {which}", *figures])
         console.print(table("Chimera's own model (section 3.4 of its paper)", heads, cells))
-    for line in report.get("skipped", ()):
+    for line in (*report.get("skipped", ()), *report.get("notes", ())):
         console.print(line)
     written(report["written"])
 
@@ -210,6 +210,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
         "schedules": [named_facts(facts) for *_, facts in drawings],
         "rows": [facts.to_dict() for *_, facts in drawings],
         "skipped": skipped,
+        "notes": _notes([facts.schedule for *_, facts in drawings], "twice the --micro-batches and half the times"),
         "written": written,
     }
 
@@ -220,6 +221,16 @@ def _title(arguments: argparse.Namespace) -> str:
     if arguments.times is not None:
         times = f"forward, input gradient and weight gradient of a chunk {arguments.times}"
     return f"{arguments.stages} stages, {arguments.micro_batches} micro-batches; times: {times}"
+
+
+def _notes(schedules: list[str], remedy: str) -> list[str]:
+    """What the figures of some schedules do not say by themselves.
+
+    Backward halving shares the order of forward doubling, so that equal micro-batches give equal rows.
+    """
+    if "chimera-halving" not in schedules:
+        return []
+    return [f"chimera-halving: its micro-batches are halves; to compare it with the others, give it {remedy}"]
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -269,6 +280,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         "rows": rows,
         "closed_forms": forms,
         "skipped": skipped,
+        "notes": _notes([row["schedule"] for row in rows], "half the micro_batch in --layout"),
         "written": [],
     }
 

@@ -44,6 +44,24 @@ def test_makespan_and_steady_interval_of_all_in_json_and_table(capsys) -> None:
     assert " 72 " in table
 
 
+def test_what_backward_halving_counts_is_said(capsys) -> None:
+    """Chimera, section 3.5: halving idles half as long as doubling, and keeps half of the activations."""
+    names, stages = ("chimera-doubling", "chimera-halving"), ("--stages", "4")
+    together = run_json(capsys, *names, *stages, "--micro-batches", "8")
+    doubling, alike = together["rows"]
+    assert doubling["step_s"] == alike["step_s"]
+    (note,) = together["notes"]
+    assert "twice the --micro-batches and half the times" in note
+    assert main(["schedules", *names, *stages]) == 0
+    assert "its micro-batches are halves" in capsys.readouterr().out
+
+    as_noted = ("--micro-batches", "16", "--forward", "0.5", "--backward", "1")
+    halving = run_json(capsys, "chimera-halving", *stages, *as_noted)["rows"][0]
+    assert doubling["step_s"] - 24 == 2 * (halving["step_s"] - 24)
+    assert max(halving["activations"]) == max(doubling["activations"])  # in halves
+    assert run_json(capsys, "chimera-doubling", *stages)["notes"] == []
+
+
 def test_times_of_tenths_are_exact(capsys) -> None:
     report = run_json(capsys, "1f1b", "--stages", "8", "--micro-batches", "7", "--times", "0.1,0.1,0.1")
     assert report["schedules"][0]["makespan"] == 4.2
