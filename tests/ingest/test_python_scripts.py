@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._python_script import Followed, follow
-from perfmodel.ingest.launch._python_values import Choice, Thing, Unknown
+from perfmodel.ingest.launch.python_script import Choice, Followed, Thing, Unknown, follow
 
 
 def followed(text: str, *arguments: str, **variables: str) -> Followed:

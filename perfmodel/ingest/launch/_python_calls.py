@@ -1,4 +1,4 @@
-"""Calls in a Python script that is followed symbolically (`_python_script`): functions and classes of the script, those
+"""Calls in a Python script that is followed symbolically (`python_script`): functions and classes of the script, those
 of Python's library from which settings come, and those from outside, of which a record is kept."""
 
 import ast

@@ -1,4 +1,4 @@
-"""Values of expressions in a Python script that is followed symbolically (`_python_script`)."""
+"""Values of expressions in a Python script that is followed symbolically (`python_script`)."""
 
 import ast
 from abc import ABC, abstractmethod

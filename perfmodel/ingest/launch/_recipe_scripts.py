@@ -1,6 +1,6 @@
 """Python scripts of NeMo 2 and Megatron-Bridge that take a recipe and change it.
 
-The script is followed without being executed (`_python_script`). Here stands what its values mean: which calls make a
+The script is followed without being executed (`python_script`). Here stands what its values mean: which calls make a
 recipe, which of several is run, and the settings that its attributes, arguments and replaced parts state. What only an
 undecided condition changes is read as if the condition did not hold, and said at the head of the answer.
 """
@@ -17,11 +17,11 @@ from perfmodel.ingest.launch._harm import Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._hook_file import nemo_entries, nemo_key, with_precision
 from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._precision_recipes import precision_of
-from perfmodel.ingest.launch._python_script import Followed, follow, module_beside
 from perfmodel.ingest.launch._python_values import MISSING, Choice, Symbol, Thing, Unknown, is_same
 from perfmodel.ingest.launch._recipe_models import MODEL_OF_CATALOG, class_of, model_of_recipe
 from perfmodel.ingest.launch._recipe_tables import nemo_name, recipe_tables, unknown_recipe, whole_devices
 from perfmodel.ingest.launch._xtuner import plain_value
+from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 
 _RECIPE_CALL: Final = re.compile(r"\b((pretrain|finetune)_recipe|\w+_(pretrain|finetune|sft|peft)_config)\b")
 """Functions of NeMo 2 and Megatron-Bridge that make a recipe."""

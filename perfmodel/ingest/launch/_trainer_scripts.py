@@ -1,6 +1,6 @@
 """Python scripts that train by Hugging Face's Trainer, or trl's, with arguments that stand in the script.
 
-The script is followed without being executed (`_python_script`). The fields of its `TrainingArguments` (or trl's
+The script is followed without being executed (`python_script`). The fields of its `TrainingArguments` (or trl's
 `SFTConfig` and others) are the Trainer's arguments; the model is the one that `from_pretrained` names or that a
 configuration builds, and adapters are those of `LoraConfig`.
 """
@@ -18,9 +18,9 @@ from perfmodel.ingest.launch._finetuning_files import with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._python_calls import Call
-from perfmodel.ingest.launch._python_script import Followed, follow, module_beside
 from perfmodel.ingest.launch._python_values import MISSING, PLAIN, Choice, Symbol, Thing, Unknown
 from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, PROGRAM, TRAINER
+from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 from perfmodel.spec import Model
 
 _ARGUMENTS: Final = re.compile(
