@@ -58,8 +58,8 @@ _DTYPE_OF: Final = _dtype_of_alias()
 def dtype_name(text: str) -> str:
     """The element type for a name such as `bfloat16`, `torch.half` or `e4m3`; unknown names are returned unchanged."""
     # As people paste it from code.
-    plain = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
-    return _DTYPE_OF.get(plain, text)
+    lower_name = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
+    return _DTYPE_OF.get(lower_name, text)
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -234,13 +234,13 @@ def require_whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: in
         raise PerfModelError(f"{owner}: {', '.join(wrong)} must be {numbers} from {least} to {most:,}")
 
 
-def divisors(n: int, most: int | None = None) -> tuple[int, ...]:
+def divisors(n: int, limit: int | None = None) -> tuple[int, ...]:
     """Whole numbers that divide `n`, ascending, none above `most`."""
     # Divisors come in pairs, one of each at most the root.
-    small = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
-    large = [n // k for k in small]
-    ascending = sorted({*small, *large})
-    return tuple(k for k in ascending if most is None or k <= most)
+    small_divisors = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
+    large_divisors = [n // k for k in small_divisors]
+    ascending = sorted({*small_divisors, *large_divisors})
+    return tuple(k for k in ascending if limit is None or k <= limit)
 
 
 def require_seed(seed: int) -> None:
@@ -323,12 +323,12 @@ MIN_FIT: Final = 0.9
 def fit_words(probability: float) -> str:
     """Words for a probability of fitting into memory, followed by the probability."""
     # By the figure that is shown, so that a text never says that 0.90 only likely fits.
-    shown = round(probability, 2)
-    if shown >= MIN_FIT:
+    rounded = round(probability, 2)
+    if rounded >= MIN_FIT:
         verdict = "fits"
-    elif shown >= 0.5:
+    elif rounded >= 0.5:
         verdict = "likely fits"
-    elif shown > 0.1:
+    elif rounded > 0.1:
         verdict = "likely does not fit"
     else:
         verdict = "does not fit"

@@ -84,9 +84,9 @@ class LayoutSteps:
             for op, seconds in zip(share.ops, share.critical_s.tolist(), strict=True):
                 if op in index:
                     row[index[op]] += seconds / share.step_time_s
-        rest = np.array([self._family_half_width(share) for share in shares_of_layouts])
+        family_half_widths = np.array([self._family_half_width(share) for share in shares_of_layouts])
         step_time_s = np.array([share.step_time_s for share in shares_of_layouts])
-        return StepShares(step_time_s, tuple(index), shares, rest)
+        return StepShares(step_time_s, tuple(index), shares, family_half_widths)
 
     def _family_half_width(self, share: EventShares) -> float:
         """Half-width due to events at the problem's own prices, with errors common to a family."""

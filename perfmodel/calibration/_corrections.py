@@ -308,7 +308,7 @@ def _contention_loss(problem: StepProblem, profile: Profile, sides: SideBySide) 
     """Slowdown of kernels that overlap with collectives, relative to the same kernel without overlap."""
     if not profile.asynchronous:
         return
-    extra_s = beside_s = 0.0
+    extra_s = overlapped_s = 0.0
     for device in {call.device for call in sides.calls}:
         device_calls = [call for call in sides.calls if call.device == device]
         collectives = [call for call in device_calls if call.kind == ActivityKind.COMMUNICATION]
@@ -319,30 +319,30 @@ def _contention_loss(problem: StepProblem, profile: Profile, sides: SideBySide) 
         # ignored.
         starts, ends = np.array(sorted((call.start_s, call.end_s) for call in collectives)).T
         alone: dict[tuple, list[float]] = defaultdict(list)
-        beside: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
+        overlapped: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
         for call in device_calls:
             if call.kind == ActivityKind.COMPUTE:
                 key = (call.name, call.op)
                 overlaps_s = np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s)
-                over_s = float(np.clip(overlaps_s, 0, None).sum())
-                if over_s == 0:
+                overlap_s = float(np.clip(overlaps_s, 0, None).sum())
+                if overlap_s == 0:
                     alone[key].append(call.time_s)
-                elif over_s >= 0.9 * (call.end_s - call.start_s):
-                    beside[key].append((call.time_s, over_s))
+                elif overlap_s >= 0.9 * (call.end_s - call.start_s):
+                    overlapped[key].append((call.time_s, overlap_s))
         # Compare each overlapped kernel with the same kernel without overlap.
-        for key in beside.keys() & alone.keys():
-            usual_s = float(np.median(alone[key]))
-            extra_s += sum(time_s - usual_s for time_s, _ in beside[key])
-            beside_s += sum(over_s for _, over_s in beside[key])
+        for key in overlapped.keys() & alone.keys():
+            alone_s = float(np.median(alone[key]))
+            extra_s += sum(time_s - alone_s for time_s, _ in overlapped[key])
+            overlapped_s += sum(overlap_s for _, overlap_s in overlapped[key])
     device_steps = sides.steps * profile.devices
-    if beside_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
+    if overlapped_s / device_steps > LEAST_SHARE * sides.predicted_step_s:
         # Seconds lost per second beside a collective, beyond the loss that the model already has.
-        loss = min(max(extra_s / beside_s - overlap_loss(problem), 0.0), 1.0)
+        loss = min(max(extra_s / overlapped_s - overlap_loss(problem), 0.0), 1.0)
         yield Correction(
             name="dp_overlap_loss",
             value=loss,
             sd=0.05,
-            seconds=beside_s / device_steps,
+            seconds=overlapped_s / device_steps,
             calls=0.0,
         )
 
@@ -369,7 +369,7 @@ def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> It
     # Measured share that hides: seconds of collectives during which a kernel ran on the same
     # device.
     devices = {collective.call.device for collective in collectives}
-    beside_s = 0.0
+    hidden_measured_s = 0.0
     for device in devices:
         kernels = [call for call in sides.calls if call.device == device and call.kind == ActivityKind.COMPUTE]
         start_s = np.array([call.start_s for call in kernels])
@@ -381,8 +381,8 @@ def _overlap_loss(problem: StepProblem, layout: Layout, sides: SideBySide) -> It
             # The wait for other ranks comes first. Kernels cannot hide it.
             moves_from_s = call.end_s - moving_s
             over_s = np.minimum(ends_s, call.end_s) - np.maximum(starts_s, moves_from_s)
-            beside_s += float(np.clip(over_s, 0, None).sum())
-    measured_share = beside_s / total_s
+            hidden_measured_s += float(np.clip(over_s, 0, None).sum())
+    measured_share = hidden_measured_s / total_s
     share = measured_share / (hidden_s / predicted_s)
     device_steps = sides.steps * len(devices)
     yield Correction(
@@ -400,8 +400,8 @@ def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
     if len(parts) < 2:
         return
     # The median, since a step now and then saves a checkpoint or logs.
-    between = [max(b.start_s.min() - a.end_s.max(), 0.0) for a, b in pairwise(parts)]
-    idle = float(np.median(between))
+    gaps_s = [max(b.start_s.min() - a.end_s.max(), 0.0) for a, b in pairwise(parts)]
+    idle = float(np.median(gaps_s))
     if idle > LEAST_SHARE * sides.predicted_step_s:
         yield Correction(
             name="step_overhead_s",

@@ -312,15 +312,15 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
     """A sentence if most runs took longer or shorter than the published record allows for a site."""
     # Compare the median run with the interval of an unknown site that spends its step evenly on
     # all classes.
-    at = float(np.median(-log_errors))
+    median_error = float(np.median(-log_errors))
     everything = dict.fromkeys(CLASSES, 1 / len(CLASSES))
     middle = float(np.mean(site_prior.mean))
     half = site_prior.half_width(everything)
-    if abs(at - middle) <= half:
+    if abs(median_error - middle) <= half:
         return ""
     return (
-        f"your runs are much {'slower' if at > middle else 'faster'} than comparable published ones: the median of "
-        f"{len(log_errors)} is {expm1(at):+.0%} off the cost models; 90 % of sites are within "
+        f"your runs are much {'slower' if median_error > middle else 'faster'} than comparable published ones: the "
+        f"median of {len(log_errors)} is {expm1(median_error):+.0%} off the cost models; 90 % of sites are within "
         f"{expm1(middle - half):+.0%} to {expm1(middle + half):+.0%}"
     )
 
@@ -333,10 +333,10 @@ def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
     if prior.name in LOSSES:
         return f"runs contradict the assumptions: {prior.name} {value:.3g}, expected below {edge:.3g} ({runs} runs)"
     shift = expm1(value)
-    moved = f"{prior.name} {abs(shift):.0%} {'slower' if shift > 0 else 'faster'}"
+    shift_text = f"{prior.name} {abs(shift):.0%} {'slower' if shift > 0 else 'faster'}"
     allowed = f"90 % prior {expm1(-edge):+.0%} to {expm1(edge):+.0%}, {runs} runs"
     if prior.name in KERNEL_FACTORS:
         against = f"{prior.measured:,} measured kernels of {device}"
-        return f"runs contradict the kernel tables: {moved} than {against} ({allowed})"
+        return f"runs contradict the kernel tables: {shift_text} than {against} ({allowed})"
     source = "collective tables" if prior.name in LINK_FACTORS else "assumptions"
-    return f"runs contradict the {source}: {moved} ({allowed})"
+    return f"runs contradict the {source}: {shift_text} ({allowed})"

@@ -215,14 +215,14 @@ def _assemble(
                 unmeasured[op] = reason
                 lost_s += critical_s / share.step_time_s
                 continue
-            wanted: tuple[Op, ...] = (op,)
+            ops: tuple[Op, ...] = (op,)
             if isinstance(op, Collective):
                 measurements = reachable(op, step_problem.cluster, nodes=nodes)
-                wanted = measurements.ops
+                ops = measurements.ops
                 if not measurements.exact:
                     extrapolated[op] = measurements.ops
             # A measurement that an earlier layout has asked for already costs this one nothing.
-            new |= dict.fromkeys(measured for measured in wanted if measured not in chosen)
+            new |= dict.fromkeys(measured for measured in ops if measured not in chosen)
         chosen |= new
         costs.append(_cost(step_problem, layout, share, list(new), list(lost), iterations, rule, collective_rule))
 

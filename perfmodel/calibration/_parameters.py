@@ -173,11 +173,11 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
     """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
     for batch in layout_batches(model, layouts):
-        for table, between in zip(batch.tables, event_classes(model, batch), strict=True):
+        for table, classes in zip(batch.tables, event_classes(model, batch), strict=True):
             # A pass runs an event as often as each block has it; what is between blocks runs once a step.
             counts = np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))
             yield from _counted_events(table.ops, table.times, counts)
-            yield from _counted_events(between.ops, between.times, np.ones(len(between.ops)))
+            yield from _counted_events(classes.ops, classes.times, np.ones(len(classes.ops)))
 
 
 def _counted_events(
@@ -232,9 +232,9 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
         # Linearise at x: e(y) = e(x) + G (y - x), so that G x - e(x) is what the runs observed of
         # G y.
         of_tangent, expected = _of_tangent(runs, gradient @ x - errors, gradient, lowest)
-        moved = float((np.abs(expected - x) / sd).max(initial=0.0))
-        tried.append((moved, Posterior(x, of_tangent, errors, gradient)))
-        if moved < _ENOUGH:
+        largest_step = float((np.abs(expected - x) / sd).max(initial=0.0))
+        tried.append((largest_step, Posterior(x, of_tangent, errors, gradient)))
+        if largest_step < _ENOUGH:
             break
         # Half steps, once whole ones have not settled.
         x = x + (expected - x) / (1 if attempt < _TANGENTS // 2 else 2)

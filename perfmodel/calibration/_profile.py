@@ -73,10 +73,10 @@ class ProfileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["differences"] = [vars(record) for record in self.differences]
-        plain["corrections"] = [vars(record) for record in self.corrections]
-        return plain | {"unread": dict(self.unread)}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["differences"] = [vars(record) for record in self.differences]
+        values["corrections"] = [vars(record) for record in self.corrections]
+        return values | {"unread": dict(self.unread)}
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per difference."""
@@ -264,15 +264,15 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
     # The event on both sides, only its family on both sides, or only one side: each asks for
     # another remedy.
     if total.predicted_s > 0 and total.measured_s > 0:
-        more = expm1(np.log(total.measured_s / total.predicted_s))
+        change = expm1(np.log(total.measured_s / total.predicted_s))
         calls = total.measured_calls / total.predicted_calls
-        many = f", {calls:.2g} times as many calls" if abs(calls - 1) > 0.1 else ""
-        return f"fit --profile: {total.family} {more:+.0%} here{many}"
+        call_text = f", {calls:.2g} times as many calls" if abs(calls - 1) > 0.1 else ""
+        return f"fit --profile: {total.family} {change:+.0%} here{call_text}"
     if predicted_s > 0 and measured_s > 0:
-        here, there = ("profile", "prediction") if total.measured_s > 0 else ("prediction", "profile")
+        side, other_side = ("profile", "prediction") if total.measured_s > 0 else ("prediction", "profile")
         return (
-            f"only in the {here}; the {there} has {total.family} of other shapes or fusions. fit --profile rescales "
-            f"all {total.family}"
+            f"only in the {side}; the {other_side} has {total.family} of other shapes or fusions. fit --profile "
+            f"rescales all {total.family}"
         )
     if total.measured_s > 0:
         return f"the prediction has no {total.family}; enable it in the layout, job or framework"

@@ -163,12 +163,12 @@ def apart_from_waits(calls: Iterable[Call]) -> Iterable[CollectiveCall]:
     for call in calls:
         if call.kind == ActivityKind.COMMUNICATION:
             # Calls of one collective: same event and same group of ranks, device by device.
-            same = event_key(call.op) if call.op is not None else (call.family, call.name)
-            groups[same, call.group][call.device].append(call)
-    for (same, _), by_device in groups.items():
+            key = event_key(call.op) if call.op is not None else (call.family, call.name)
+            groups[key, call.group][call.device].append(call)
+    for (key, _), by_device in groups.items():
         counts = {len(device_calls) for device_calls in by_device.values()}
         # Ranks that recorded equally many calls recorded the same ones, in the same order.
-        if len(by_device) > 1 and len(counts) == 1 and same[0] != "send_recv":
+        if len(by_device) > 1 and len(counts) == 1 and key[0] != "send_recv":
             for ranks in zip(*by_device.values(), strict=True):
                 least_s = min(call.time_s for call in ranks)
                 for call in ranks:
@@ -190,8 +190,8 @@ def issued(problem: StepProblem, layout: Layout) -> float:
     layers_of_stage = getattr(problem.model, "layers", 0) / layout.pp
     micro_batches = problem.job.global_batch / (layout.dp * layout.micro_batch)
     passes = layers_of_stage * micro_batches
-    beside = passes * (framework.host.forward_bookkeeping + framework.host.backward_bookkeeping)
-    return float(shares.executions.sum()) / layout.devices + beside
+    bookkeeping = passes * (framework.host.forward_bookkeeping + framework.host.backward_bookkeeping)
+    return float(shares.executions.sum()) / layout.devices + bookkeeping
 
 
 def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:

@@ -115,11 +115,11 @@ class Observations:
         # Runs that brought a trace add observations of their events to that of their step time.
         self._traced: dict[int, _Traced] = {}
         for group in self.groups:
-            for at in group.runs:
-                timeline = runs[at].timeline
+            for i in group.runs:
+                timeline = runs[i].timeline
                 if timeline is not None:
-                    (layout_batch,) = layout_batches(group.model, [runs[at].layout])
-                    self._traced[at] = _traced(runs[at], timeline, prepared(layout_batch.spec))
+                    (layout_batch,) = layout_batches(group.model, [runs[i].layout])
+                    self._traced[i] = _traced(runs[i], timeline, prepared(layout_batch.spec))
         # Observations: the step times of all runs first, then the sums of traced events by class.
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
         self.coordinates = self._coordinates()
@@ -177,13 +177,13 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
     """Runs that share a step problem, and that problem."""
     # Runs of the same model, cluster and job differ in layout only and share a step problem.
     by_model: dict[tuple, list[int]] = defaultdict(list)
-    for at, run in enumerate(runs):
-        by_model[run.model, run.cluster, run.job, run.framework, run.site].append(at)
+    for i, run in enumerate(runs):
+        by_model[run.model, run.cluster, run.job, run.framework, run.site].append(i)
     groups = []
     for (model, cluster, job, framework, site), members in by_model.items():
         problem = step_problem(model, cluster, job, base, framework, site).adjusted(None)
         # Times every event once, for all parameters.
-        layout_batches(problem, [runs[at].layout for at in members])
+        layout_batches(problem, [runs[i].layout for i in members])
         groups.append(_Group(problem, tuple(members)))
     return groups
 

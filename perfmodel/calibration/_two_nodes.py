@@ -33,13 +33,13 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     `CollectiveModel` extrapolates from both (hops grow with the ranks, the bytes that a rank sends with 2 (n - 1) / n),
     `distsim_all_reduce_time` from the larger one.
     """
-    most = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
-    if op.num_nodes <= nodes and op.num_ranks <= most:
+    most_ranks = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
+    if op.num_nodes <= nodes and op.num_ranks <= most_ranks:
         return Reachable((_on_ranks(op, op.num_ranks, op.ranks_per_node),), True)
 
     # As many ranks to a node as fit, and half of them: two sizes tell how time grows with ranks.
     span = min(op.num_nodes, nodes)
-    per_node = min(op.ranks_per_node, max(1, most // span), cluster.devices_per_node)
+    per_node = min(op.ranks_per_node, max(1, most_ranks // span), cluster.devices_per_node)
     ops = []
     for size in dict.fromkeys((per_node, per_node // 2)):
         # A group of one rank sends nothing.

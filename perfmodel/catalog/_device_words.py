@@ -176,14 +176,14 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
         return fitting[0] if fitting else None
     bare = DeviceWords(stated.chip)
     # The chip's bare name (`H100`) is an alias of its usual part.
-    usual = next((name for name, part in parts.items() if bare in part.names), None)
-    if usual in fitting:
-        return usual
+    default_part = next((name for name, part in parts.items() if bare in part.names), None)
+    if default_part in fitting:
+        return default_part
     # Of several with the memory that is named, it is the one that has the usual form factor and kind of memory.
-    form = next((known.form for known in parts[usual].names if known.form), "") if usual else ""
-    alike = [name for name in fitting if form and parts[name].fits(DeviceWords(stated.chip, form=form[:3]))]
-    plain = []
-    for name in alike:
+    form = next((known.form for known in parts[default_part].names if known.form), "") if default_part else ""
+    fitting_form = [name for name in fitting if form and parts[name].fits(DeviceWords(stated.chip, form=form[:3]))]
+    unmarked = []
+    for name in fitting_form:
         if not any(known.memory_kind for known in parts[name].names):
-            plain.append(name)
-    return plain[0] if len(plain) == 1 else None
+            unmarked.append(name)
+    return unmarked[0] if len(unmarked) == 1 else None

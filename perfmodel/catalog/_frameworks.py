@@ -35,14 +35,14 @@ def framework(name: str | Framework) -> Framework:
     if isinstance(name, Framework):
         return name
     # From the right, as the path of a file may have an @ too.
-    plain, at, year_text = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
-    if at and not (year_text.isdecimal() and len(year_text) == 4):
-        raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {plain}@2024")
-    year = int(year_text) if at else None
-    if plain.endswith(".toml"):
-        versions = _versions(read_toml(Path(plain)), plain, Path(plain).stem)
+    name_only, separator, year_text = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
+    if separator and not (year_text.isdecimal() and len(year_text) == 4):
+        raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {name_only}@2024")
+    year = int(year_text) if separator else None
+    if name_only.endswith(".toml"):
+        versions = _versions(read_toml(Path(name_only)), name_only, Path(name_only).stem)
     else:
-        versions = _version_named(plain, year)
+        versions = _version_named(name_only, year)
 
     # The newest version by the end of the year, or of all.
     newest = max(versions)

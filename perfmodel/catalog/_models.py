@@ -217,14 +217,14 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
 
 def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
     """The configuration without nulls, with keys renamed to those of the family's reader."""
-    plain = {key: huggingface.one_number(value) for key, value in config.items() if value is not None}
-    if isinstance(plain.get("attn_config"), dict):
-        plain["attn_config"] = _stated(plain["attn_config"], {})
+    stated = {key: huggingface.one_number(value) for key, value in config.items() if value is not None}
+    if isinstance(stated.get("attn_config"), dict):
+        stated["attn_config"] = _stated(stated["attn_config"], {})
     # Where a configuration has both names of a number, that which the reader knows wins.
-    renamed = {aliases[key]: value for key, value in plain.items() if key in aliases}
+    renamed = {aliases[key]: value for key, value in stated.items() if key in aliases}
     # A name that means something else in this family (MiniMax-M3's `intermediate_size` is that of an expert) does not
     # stay beside the one that it stands for.
-    return renamed | {key: value for key, value in plain.items() if key not in aliases}
+    return renamed | {key: value for key, value in stated.items() if key not in aliases}
 
 
 def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def _resnet_aliases(depth: int) -> tuple[str, ...]:
 def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, project: bool) -> Iterator[ConvLayer]:
     """1x1, 3x3, 1x1; with a projected shortcut where the shape changes. The last adds the shortcut."""
     # Version 1 had the stride in the first 1x1: moving it to the 3x3 gains accuracy and costs some more arithmetic.
-    out = size // stride
+    out_size = size // stride
     yield ConvLayer(
         name=f"{name}.a",
         op="conv",
@@ -401,7 +401,7 @@ def _bottleneck(name: str, c_in: int, width: int, size: int, stride: int, *, pro
         name=f"{name}.c",
         op="conv",
         c_in=width,
-        size_in=out,
+        size_in=out_size,
         c_out=4 * width,
         batch_norm=True,
         relu=True,

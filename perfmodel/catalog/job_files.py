@@ -116,8 +116,8 @@ def _check_keys(data: Mapping[str, Any], place: str) -> None:
     # Keys at the top are few; one that belongs in a table, or in a launch file, is told where to go.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
-            under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
-            raise PerfModelError(f"{place}: {under} (give launch files with --from)")
+            remark = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
+            raise PerfModelError(f"{place}: {remark} (give launch files with --from)")
         if key in ("job", "search", "serving", "network") and not isinstance(value, dict):
             raise PerfModelError(f"{place}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not isinstance(value, str | dict):
@@ -180,14 +180,14 @@ def _change(data: dict[str, Any], change: str) -> None:
     if tables == ["layout"] and isinstance(data.get("layout"), str):
         data["layout"] = {field: written(value) for field, value in Layout.values(data["layout"]).items()}
     # Tables that are not there yet are made, so that a change may add a whole section.
-    at: Any = data
+    table_value: Any = data
     for table in tables:
-        at = at.setdefault(table, {})
-        if not isinstance(at, dict):
+        table_value = table_value.setdefault(table, {})
+        if not isinstance(table_value, dict):
             raise PerfModelError(
-                f"--set {change}: {table} is a value ({at!r}) and not a table; set {table}=... instead"
+                f"--set {change}: {table} is a value ({table_value!r}) and not a table; set {table}=... instead"
             )
-    at[name] = toml_value(raw)
+    table_value[name] = toml_value(raw)
 
 
 def toml_value(raw: str) -> Any:
@@ -337,10 +337,10 @@ def problem_and_layout(
     stated = {name: value for name, value in stated.items() if value is not None}
     # A whole problem leaves nothing to fill in, and what is said beside it would contradict it.
     if isinstance(model, Problem):
-        beside = list(stated) if cluster is None else ["cluster", *stated]
-        if beside:
+        given_twice = list(stated) if cluster is None else ["cluster", *stated]
+        if given_twice:
             raise PerfModelError(
-                f"a Problem already states everything: leave out {', '.join(beside)}, or use problem.replace(...)"
+                f"a Problem already states everything: leave out {', '.join(given_twice)}, or use problem.replace(...)"
             )
         return model, layout
 

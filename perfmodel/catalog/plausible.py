@@ -39,8 +39,8 @@ _BITS: Final = {"bit/s": 1e-9, "Mbit/s": 1e-3, "Tbit/s": 1e3}
 _POWERS: Final = {"mW": 1e-3, "kW": 1e3, "MW": 1e6}
 
 
-def _gb_per_s(least: float, most: float) -> Plausible:
-    return Plausible(least, most, "GB/s", _BANDWIDTHS, "bandwidth", 1e9)
+def _gb_per_s(low: float, high: float) -> Plausible:
+    return Plausible(low, high, "GB/s", _BANDWIDTHS, "bandwidth", 1e9)
 
 
 PLAUSIBLE: Final[Mapping[str, Plausible]] = {

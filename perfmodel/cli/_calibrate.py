@@ -188,8 +188,8 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
             "--processes N"
         )
     if arguments.backend == "nccl-tests" or arguments.dry_run:
-        what = "--dry-run" if arguments.dry_run else "--backend nccl-tests, which starts its own programs,"
-        raise PerfModelError(f"calibrate: {what} cannot be used with a launcher or --launched")
+        flag = "--dry-run" if arguments.dry_run else "--backend nccl-tests, which starts its own programs,"
+        raise PerfModelError(f"calibrate: {flag} cannot be used with a launcher or --launched")
     if arguments.out is None:
         raise PerfModelError("calibrate: give --out DIR, the folder for the tables")
     return launch
@@ -232,9 +232,10 @@ def _refused_here(arguments: argparse.Namespace, plan: "Plan") -> str | None:
     # A dry run may be made on another machine than the one that will measure, so that what this
     # one lacks is reported and is no error.
     if arguments.backend != "nccl-tests" and _spans_nodes(plan):
-        most = max(op.num_nodes for op in plan.collectives)
+        most_nodes = max(op.num_nodes for op in plan.collectives)
         return (
-            f"the plan has collectives over {most} nodes; start perfmodel on all of them with a launcher and --launched"
+            f"the plan has collectives over {most_nodes} nodes; start perfmodel on all of them with a launcher and "
+            "--launched"
         )
     try:
         measure.check_machine(plan, arguments.backend)
@@ -399,9 +400,9 @@ def _show_diff(report: dict[str, Any]) -> None:
     print(f"{'':15}{'rows':>7}{'B / A':>9}{'apart':>8}{'only A':>8}{'only B':>8}")
     for name, family in report["families"].items():
         ratio = "-" if family["median_ratio"] is None else f"{family['median_ratio']:.3f}"
-        apart = "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
+        apart_text = "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
         counts = f"{family['only_in_first']:8}{family['only_in_second']:8}"
-        print(f"{name:15}{family['rows']:7}{ratio:>9}{apart:>8}{counts}")
+        print(f"{name:15}{family['rows']:7}{ratio:>9}{apart_text:>8}{counts}")
     print("apart: number of rows whose confidence intervals do not overlap")
     if any(report["suspect_rows"]):
         print(f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B")

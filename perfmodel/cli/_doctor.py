@@ -185,10 +185,10 @@ def _show(report: dict[str, Any]) -> None:
     rows = []
     for key, value in report.items():
         if isinstance(value, dict):
-            for name, said in value.items():
+            for name, fact in value.items():
                 # Programs and variables of the shell are names that stay as they are.
-                shown = name.replace("_", " ") if key == "caches" else name
-                rows.append((f"{key.replace('_', ' ')}: {shown}", _value_text(name, said)))
+                label = name.replace("_", " ") if key == "caches" else name
+                rows.append((f"{key.replace('_', ' ')}: {label}", _value_text(name, fact)))
         else:
             text = "; ".join(value) or "none" if isinstance(value, list) else str(value)
             rows.append((key.replace("_", " "), text))

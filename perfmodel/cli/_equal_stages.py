@@ -58,14 +58,14 @@ def add_pipeline(command: argparse.ArgumentParser) -> None:
 
 def require_times_alone(arguments: argparse.Namespace) -> None:
     """Refuse --times together with flags for times or a model."""
-    beside = {
+    further_flags = {
         "--forward-s": arguments.forward_s != _FORWARD_S,
         "--backward-s": arguments.backward_s != _BACKWARD_S,
         "--model": arguments.model,
         "--optimise": arguments.optimise is not None,
         "--train": arguments.train,
     }
-    for flag, is_given in beside.items():
+    for flag, is_given in further_flags.items():
         if is_given:
             raise PerfModelError(f"schedules: --times cannot be combined with {flag}; leave one of them out")
 

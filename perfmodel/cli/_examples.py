@@ -199,6 +199,6 @@ def epilog(command: str, parser: argparse.ArgumentParser) -> str:
     return "\n\n".join(parts)
 
 
-def _listed(what: str, kind: str, names: Iterable[str]) -> str:
-    text = f"{what} ('perfmodel catalog {kind}' explains them): {', '.join(names)}"
+def _listed(noun: str, kind: str, names: Iterable[str]) -> str:
+    text = f"{noun} ('perfmodel catalog {kind}' explains them): {', '.join(names)}"
     return textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False)

@@ -208,11 +208,11 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
         print(f"replaces {len(names)} shipped series: {fabric}")
-    for what, longer in collectives.get("groups_at_once", {}).items():
-        print(f"{what}: {longer:.2f} times as long as alone")
-    for what, exponent in collectives.get("sharing", {}).items():
+    for case, longer in collectives.get("groups_at_once", {}).items():
+        print(f"{case}: {longer:.2f} times as long as alone")
+    for case, exponent in collectives.get("sharing", {}).items():
         print(
-            f"{what} between nodes: predicted n^{exponent:.2f} times as long with n groups at once, except for latency"
+            f"{case} between nodes: predicted n^{exponent:.2f} times as long with n groups at once, except for latency"
         )
     for family, figures in summary.items():
         for state, longer in figures.get("longer", {}).items():
@@ -325,12 +325,12 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
     console = new_console()
     for device, fitted in report["end_to_end"].items():
         # Only parameters that the runs say something of get a row.
-        moved = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
+        changed = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
         heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
         console.print(f"{device}, {fitted['runs']} runs: costs relative to the calibration that these runs correct")
-        if moved:
-            console.print(table("", heads, [_parameter_row(p) for p in moved]))
-        as_before = [p["name"] for p in fitted["parameters"] if p not in moved]
+        if changed:
+            console.print(table("", heads, [_parameter_row(p) for p in changed]))
+        as_before = [p["name"] for p in fitted["parameters"] if p not in changed]
         if as_before:
             console.print(f"unchanged (your runs do not constrain them): {', '.join(as_before)}")
         if abs(log(fitted["overall_factor"])) > _OVERALL_SHOWN:

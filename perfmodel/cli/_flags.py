@@ -41,13 +41,13 @@ def add_calibration(command: argparse._ActionsContainer) -> None:
 
 def add_framework(
     command: argparse._ActionsContainer,
-    what: str = "supplies defaults for everything you leave out; default generic",
+    role: str = "supplies defaults for everything you leave out; default generic",
 ) -> None:
     """Add the flag of the training framework."""
     command.add_argument(
         "--framework",
         metavar="NAME[@YEAR]",
-        help=f"training framework ('perfmodel catalog frameworks'), {what}",
+        help=f"training framework ('perfmodel catalog frameworks'), {role}",
     )
 
 
@@ -310,11 +310,11 @@ def _layout_text(arguments: argparse.Namespace, prediction: "Prediction") -> str
 
     # With --from, the file fills in every field that the layout text leaves open. Fields that
     # differ there are written out.
-    said = Layout.values(prediction.layout_notation)
+    stated = Layout.values(prediction.layout_notation)
     for name, value in vars(prediction.layout).items():
         if launch.layout is None or getattr(launch.layout, name) != value:
-            said[name] = value
-    return written_values(said)
+            stated[name] = value
+    return written_values(stated)
 
 
 def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:

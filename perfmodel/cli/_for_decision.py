@@ -72,8 +72,8 @@ def is_for_decision(arguments: argparse.Namespace) -> bool:
     # of the other.
     wrong = [name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given]
     if wrong:
-        how = "goes without" if arguments.for_decision else "is needed with"
-        raise PerfModelError(f"calibrate: --for-decision {how} {flags_of(wrong)}")
+        verb = "goes without" if arguments.for_decision else "is needed with"
+        raise PerfModelError(f"calibrate: --for-decision {verb} {flags_of(wrong)}")
     return arguments.for_decision
 
 
@@ -193,10 +193,10 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
 
     # Only the first few of each kind: a long list hides that they are much alike.
     cells = []
-    shown: Counter[str] = Counter()
+    count_of_kind: Counter[str] = Counter()
     for row in rows:
-        shown[row["measure"]] += 1
-        if shown[row["measure"]] <= SHOWN:
+        count_of_kind[row["measure"]] += 1
+        if count_of_kind[row["measure"]] <= SHOWN:
             cells.append(_cells(row, now_s))
     layout_last(console, heads, cells)
     console.print(

@@ -35,21 +35,21 @@ def interruptible(command: Callable[[], int]) -> int:
     inherited = signal.getsignal(signal.SIGINT)
     if inherited is not signal.default_int_handler:
         return command()
-    asked = False
+    is_requested = False
 
     def on_interrupt(_: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked or _importing(frame):
+        nonlocal is_requested
+        if is_requested or _importing(frame):
             _leave()
-        asked = True
+        is_requested = True
         raise KeyboardInterrupt
 
     # An interrupt inside a callback of a C library is printed and swallowed. Leave instead, as
     # was asked.
-    def on_unraisable(what: Any) -> None:
-        if isinstance(what.exc_value, KeyboardInterrupt):
+    def on_unraisable(error: Any) -> None:
+        if isinstance(error.exc_value, KeyboardInterrupt):
             _leave()
-        hook(what)
+        hook(error)
 
     hook, sys.unraisablehook = sys.unraisablehook, on_unraisable
     try:
@@ -59,7 +59,7 @@ def interruptible(command: Callable[[], int]) -> int:
         except BaseException as error:
             # Libraries turn an interrupt into errors of their own. Whatever arrives after one is
             # the interrupt.
-            if not asked:
+            if not is_requested:
                 raise
             with uninterrupted():
                 tell(error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt())

@@ -269,8 +269,8 @@ class _Parser(argparse.ArgumentParser):
         if action.choices is None or value is argparse.SUPPRESS or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
-        near = get_close_matches(str(value), choices, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        matches = get_close_matches(str(value), choices, 1)
+        hint = f"; did you mean {matches[0]!r}?" if matches else ""
         raise argparse.ArgumentError(
             action,
             f"invalid choice: {value!r}{hint} (choose from {', '.join(choices)})",
@@ -287,10 +287,10 @@ class _Parser(argparse.ArgumentParser):
         """What may have been meant by a flag that this command lacks: another command's, or the nearest that it has."""
         others = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
         if others:
-            more = " and others" if len(others) > _MOST_NAMED else ""
-            return f" ({flag} is a flag of {', '.join(others[:_MOST_NAMED])}{more})"
-        near = get_close_matches(flag, sorted(_flags_of(self)), 1)
-        return f" (did you mean {near[0]}?)" if near else ""
+            others_text = " and others" if len(others) > _MOST_NAMED else ""
+            return f" ({flag} is a flag of {', '.join(others[:_MOST_NAMED])}{others_text})"
+        matches = get_close_matches(flag, sorted(_flags_of(self)), 1)
+        return f" (did you mean {matches[0]}?)" if matches else ""
 
     def error(self, message: str) -> NoReturn:
         message = plain_text(message)

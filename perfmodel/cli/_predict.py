@@ -166,15 +166,15 @@ def write_pictures(
 
     from perfmodel import viz
 
-    wanted = (
+    files = (
         (partial(viz.write_trace, **detail), trace),
         (viz.write_gantt, png),
         (viz.write_interactive, html),
     )
-    for write, path in wanted:
+    for write, path in files:
         if path:
             write(prediction, path)
-    return [str(path) for _, path in wanted if path]
+    return [str(path) for _, path in files if path]
 
 
 def described(arguments: argparse.Namespace) -> "JobRun":

@@ -114,8 +114,8 @@ def _calibration(arguments: argparse.Namespace) -> int:
         raise PerfModelError(f"report: {flag} is for reports on a layout or a search; leave out {flag} or --tables")
 
     # A calibration's page takes a whole step or none.
-    said = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]
-    if said and len(said) < 4:
+    given_flags = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]
+    if given_flags and len(given_flags) < 4:
         raise PerfModelError(
             "report: to suggest what to measure for a step, give all of --model, --cluster, --global-batch and "
             "--layout (or a job file); or give none"
@@ -123,7 +123,7 @@ def _calibration(arguments: argparse.Namespace) -> int:
     made = calibration_report(
         arguments.tables or (),
         arguments.calibration,
-        problem=problem_of(arguments) if said else None,
+        problem=problem_of(arguments) if given_flags else None,
         layout=arguments.layout or "",
     )
     if arguments.html:

@@ -137,9 +137,9 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     # Files of an interrupted search's best layout would be mistaken for those of the best.
     if result.complete and result.layouts:
-        more = _write_recommended(arguments, result)
+        further = _write_recommended(arguments, result)
         if not arguments.json:
-            written(more)
+            written(further)
     if script.error is not None:
         raise script.error
     if script.text and not arguments.json:

@@ -77,12 +77,12 @@ def add_command(commands: Any) -> None:
         metavar="TYPE",
         help="element type of the key-value cache, e.g. fp8 (default: 16 bits)",
     )
-    for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
+    for flag, description in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
             f"--{flag}-limit",
             type=_time,
             metavar="TIME",
-            help=f"longest {what}, in seconds, or as 50ms",
+            help=f"longest {description}, in seconds, or as 50ms",
         )
     command.add_argument(
         "--step-overhead",

@@ -209,9 +209,9 @@ def _show_residuals(residuals: "list[CaseResidual]") -> None:
         console.print(table("possible explanations of the error", names, terms))
 
 
-def _nothing(what: str, report: dict[str, Any]) -> None:
+def _nothing(subject: str, report: dict[str, Any]) -> None:
     if not report["all"]["n"]:
-        print(f"no {what} could be compared" if report["skipped"] else "the tables hold no rows")
+        print(f"no {subject} could be compared" if report["skipped"] else "the tables hold no rows")
 
 
 def _skipped(skipped: dict[str, int]) -> None:

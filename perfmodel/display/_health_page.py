@@ -50,22 +50,22 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
     )
 
 
-def health_page(title: str, inside: str) -> str:
+def health_page(title: str, body: str) -> str:
     """Return `health_html` as a self-contained page.
 
     Args:
         title: of the page.
-        inside: HTML.
+        body: HTML.
     """
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escaped(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{inside}\n</body>\n</html>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
-def _scrolled(inside: str) -> str:
-    return f'<div class="scroll">{inside}</div>'
+def _scrolled(body: str) -> str:
+    return f'<div class="scroll">{body}</div>'
 
 
 def _causes(values: Mapping[str, Any]) -> str:

@@ -39,9 +39,9 @@ def _table_row(tag: str, values: Sequence[object]) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def folded(summary: str, inside: str, opened: bool = False) -> str:
+def folded(summary: str, body: str, opened: bool = False) -> str:
     """A folding part that opens on a click, with the HTML `inside`."""
-    return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{inside}</details>"
+    return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{body}</details>"
 
 
 def paragraph(*lines: str) -> str:
@@ -65,8 +65,8 @@ def frame_html(frame: "pd.DataFrame", title: str = "") -> str:
     rows = []
     for row in frame.head(MOST_ROWS).itertuples(index=False):
         rows.append([cell(value) for value in row])
-    more = f"{len(frame):,} rows, the first {MOST_ROWS} shown" if len(frame) > MOST_ROWS else ""
-    above = paragraph(title, more) if title or more else ""
+    note = f"{len(frame):,} rows, the first {MOST_ROWS} shown" if len(frame) > MOST_ROWS else ""
+    above = paragraph(title, note) if title or note else ""
     return above + table([str(name).replace("_", " ") for name in frame.columns], rows)
 
 
@@ -161,8 +161,8 @@ def search_html(values: Mapping[str, Any]) -> str:
         parts.append(paragraph("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)"))
     if layouts:
         # Where no layout fits surely enough, none is recommended, and the first is shown.
-        shown = prediction_html(values["recommended"] or layouts[0])
-        parts.append(folded("the recommended layout", shown))
+        recommended = prediction_html(values["recommended"] or layouts[0])
+        parts.append(folded("the recommended layout", recommended))
     if values["rejected"]:
         rejected = [(reason, f"{count:,}") for reason, count in values["rejected"].items()]
         parts.append(folded("rejected", table(("why", "layouts"), rejected)))
@@ -183,8 +183,8 @@ def whatif_html(values: Mapping[str, Any]) -> str:
     before, after = values["before"], values["after"]
     changed = ", ".join(values["settings"]) or "no setting"
     rows = []
-    for name, side in (("as it is", before), (changed, after)):
-        rows.append((name, duration(side["step_time_s"]), fit_words(side["fits_probability"])))
+    for name, record in (("as it is", before), (changed, after)):
+        rows.append((name, duration(record["step_time_s"]), fit_words(record["fits_probability"])))
 
     # An elasticity e turns 10 % more of a parameter into a factor 1.1^e on the step.
     effects = sorted(values["sensitivity"].items(), key=lambda item: -abs(item[1]))

@@ -76,8 +76,8 @@ PARTS: Final = {
 
 def part_looks(names: Iterable[str]) -> dict[str, Look]:
     """Looks of all `PARTS`, followed by those of other parts in the breakdowns."""
-    further = {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
-    return PARTS | further
+    unlisted = {name: Look("#B39DDB", name.replace("_", " ")) for name in names if name not in PARTS}
+    return PARTS | unlisted
 
 
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
@@ -114,8 +114,8 @@ def ramp(n: int) -> list[str]:
     knots = ("#00204C", "#31446B", "#666970", "#958F78", "#CBBA69")
 
     # Interpolate linearly between the nearest two knots.
-    at = [i / max(1, n - 1) * (len(knots) - 1) for i in range(n)]
-    return [_between(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in at]
+    places = [i / max(1, n - 1) * (len(knots) - 1) for i in range(n)]
+    return [_between(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in places]
 
 
 def _between(first: str, second: str, share: float) -> str:

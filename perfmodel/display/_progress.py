@@ -84,8 +84,8 @@ def _terminal_bar(title: str) -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{title}: {what}", completed=done, total=total)
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{title}: {stage}", completed=done, total=total)
 
         yield report
 

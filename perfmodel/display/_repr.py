@@ -34,23 +34,23 @@ def _is_own(offered: Any, package: str) -> bool:
     return isinstance(offered, type) and is_dataclass(offered) and offered.__module__.startswith(package)
 
 
-def short_repr(thing: Any) -> str:
+def short_repr(record: Any) -> str:
     """A repr without default fields; if it is long, with sizes instead of long values.
 
     A digest of the full repr stands for omitted content, so that different objects look different. The content itself
     is in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
     """
-    return plain_text(_short_repr(thing))
+    return plain_text(_short_repr(record))
 
 
-def _short_repr(thing: Any) -> str:
+def _short_repr(record: Any) -> str:
     """Return `short_repr` before characters that reorder or hide text are removed."""
-    name = type(thing).__qualname__
+    name = type(record).__qualname__
 
     # A field that has its default tells nothing.
     values = {}
-    for field_info in fields(thing):
-        value = getattr(thing, field_info.name, None)
+    for field_info in fields(record):
+        value = getattr(record, field_info.name, None)
         if field_info.repr and not _is_default(value, field_info.default):
             values[field_info.name] = value
 
@@ -62,29 +62,29 @@ def _short_repr(thing: Any) -> str:
 
     # Too long: fields as sizes, then fewer fields, with a digest that tells this object from others.
     parts = [f"{field}={_value_text(value)}" for field, value in values.items()]
-    sign = f" #{digest(thing)})"
-    text, most = f"{name}({', '.join(parts)}", MOST - len(sign)
-    while len(text) > most:
+    sign = f" #{digest(record)})"
+    text, longest = f"{name}({', '.join(parts)}", MOST - len(sign)
+    while len(text) > longest:
         parts.pop()
         text = f"{name}({', '.join(parts)}{_LEFT_OUT}"
     return text + sign
 
 
-def _is_default(value: Any, usual: Any) -> bool:
+def _is_default(value: Any, default: Any) -> bool:
     """Whether a plain value is the default of its field."""
-    if value is usual:
+    if value is default:
         return True
 
     # Other values are not compared: equality of arrays is no truth value, and that of large
     # containers takes long.
     is_plain = type(value) in (bool, int, float, str)
-    return is_plain and type(usual) is type(value) and value == usual
+    return is_plain and type(default) is type(value) and value == default
 
 
-def digest(thing: object) -> str:
+def digest(value: object) -> str:
     """A hash of the object's full repr, twelve hexadecimal digits."""
     hashed = hashlib.sha256()
-    _tell(hashed, thing)
+    _tell(hashed, value)
     return hashed.hexdigest()[:12]
 
 

@@ -83,18 +83,18 @@ class FittedTable:
 
     def _lines(self, widths: list[int], width: int) -> Lines:
         """Assign columns to the lines of a row, and narrow `widths` of columns of words if necessary."""
-        every = list(range(len(widths)))
-        word_columns = [column for column in every if self.heads[column] in WORD_HEADS]
+        columns = list(range(len(widths)))
+        word_columns = [column for column in columns if self.heads[column] in WORD_HEADS]
         # Columns of words are folded first: these can be read on several lines, figures cannot.
-        excess = _line_width(widths, every) - width
+        excess = _line_width(widths, columns) - width
         foldable = sum(max(0, widths[column] - LEAST_WORDS) for column in word_columns)
         if excess <= foldable:
             _narrow(widths, word_columns, excess)
-            return [every]
+            return [columns]
 
         # Too wide even so: columns go on the next line where they no longer fit.
         lines: Lines = [[0]]
-        for column in every[1:]:
+        for column in columns[1:]:
             indent = INDENT if len(lines) > 1 else 0
             if indent + _line_width(widths, [*lines[-1], column]) <= width:
                 lines[-1].append(column)
@@ -107,9 +107,9 @@ class FittedTable:
     def _block(self, cells: Sequence[str], lines: Lines, widths: Sequence[int]) -> list[str]:
         """The lines of one row."""
         block: list[str] = []
-        for at, columns in enumerate(lines):
+        for line_number, columns in enumerate(lines):
             parts = [self._cell_lines(cells[column], column, widths[column]) for column in columns]
-            indent = " " * (INDENT if at else 0)
+            indent = " " * (INDENT if line_number else 0)
 
             # Heads end on the line above the figures; all else begins on the line of its row's name.
             height = max(map(len, parts))
@@ -142,7 +142,7 @@ def _folded(line: str, width: int) -> list[str]:
 
 
 def _line_width(widths: Sequence[int], columns: Sequence[int]) -> int:
-    return sum(widths[at] for at in columns) + GAP * (len(columns) - 1)
+    return sum(widths[column] for column in columns) + GAP * (len(columns) - 1)
 
 
 def _narrow(widths: list[int], word_columns: Sequence[int], excess: int) -> None:

@@ -88,10 +88,10 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
         PerfModelError: no rank at once.
     """
     # Scouting is cheap: collectives take no time, ranks exchange no data, and each stops after two iterations.
-    every = Classes(tuple((rank,) for rank in range(emulation.world_size)))
+    single_rank_classes = Classes(tuple((rank,) for rank in range(emulation.world_size)))
     free = Prices(cluster, lambda op: 0.0)
     rank_runs: dict[int, RankRun] = {}
-    for ranks in every.turns(at_once):
+    for ranks in single_rank_classes.turns(at_once):
         scout = replace(emulation, real_ranks=ranks, wire=None, prices=free, quiet=True)
         run = emulate(replace(scout, conditions={"stop_after": _SCOUTED, "apart": True}))
         run.iteration_s()  # or says that there are none

@@ -67,7 +67,7 @@ def measure_prices(
 
     # Real ranks measure the library; one real rank with prices or a wire measures the emulation itself, for
     # comparison.
-    alone = prices is not None or wire is not None
+    on_this_machine = prices is not None or wire is not None
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
         out = Path(folder) / "rows.json"
         emulate(
@@ -82,7 +82,7 @@ def measure_prices(
                     str(calls),
                 ),
                 world_size=world_size,
-                real_ranks=(0,) if alone else tuple(range(world_size)),
+                real_ranks=(0,) if on_this_machine else tuple(range(world_size)),
                 prices=prices,
                 wire=wire,
                 cores=usable_cores(),
@@ -90,7 +90,7 @@ def measure_prices(
             )
         )
         table = pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"])
-    return table if alone else at_one_speed(table)
+    return table if on_this_machine else at_one_speed(table)
 
 
 def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
@@ -103,10 +103,12 @@ def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
         The same with one copies_per_s; what a call waits is left alone.
     """
     # A core that ran faster at a row's time needed less processor time than one of median speed would have.
-    usual = float(table.copies_per_s.median())
-    faster = table.copies_per_s / usual
+    median_copies_per_s = float(table.copies_per_s.median())
+    faster = table.copies_per_s / median_copies_per_s
     works_s = table[["core_s", "time_s"]].min(axis=1)
-    return table.assign(time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=usual)
+    return table.assign(
+        time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=median_copies_per_s
+    )
 
 
 def main(out: str, kinds: str, sizes: str, calls: str) -> None:
@@ -228,7 +230,7 @@ def spread(rounds: Sequence[Sequence[float]]) -> float:
     medians = [median(column) for column in zip(*centred, strict=True)]
     deviations = []
     for row in centred:
-        deviations += [abs(value - usual) for value, usual in zip(row, medians, strict=True)]
+        deviations += [abs(value - median_s) for value, median_s in zip(row, medians, strict=True)]
     return median(deviations) / 0.6745 * (ranks / (ranks - 1)) ** 0.5
 
 

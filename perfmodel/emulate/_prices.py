@@ -138,13 +138,13 @@ class PriceTable:
         if not measured:
             return 0.0
         ranks = min(measured, key=lambda n: abs(n - op.num_ranks))
-        at = self._at(replace(op, num_ranks=ranks), 2)
+        core_of_ranks_s = self._at(replace(op, num_ranks=ranks), 2)
         if op.collective in ("send_recv", "broadcast"):
-            return at
-        steps = min(at, float(self.curves[op.collective, ranks][0, 2]))
+            return core_of_ranks_s
+        steps = min(core_of_ranks_s, float(self.curves[op.collective, ranks][0, 2]))
         # Steps grow with n - 1, bytes through a rank with (n - 1) / n.
-        more = (op.num_ranks - 1) / (ranks - 1)
-        return steps * more + (at - steps) * more * ranks / op.num_ranks
+        rank_ratio = (op.num_ranks - 1) / (ranks - 1)
+        return steps * rank_ratio + (core_of_ranks_s - steps) * rank_ratio * ranks / op.num_ranks
 
     def _at(self, op: Collective, column: int) -> float:
         rows = self.curves.get((op.collective, op.num_ranks))
@@ -155,8 +155,8 @@ class PriceTable:
             )
         # Large messages are bound by bandwidth, so time grows with bytes.
         beyond = op.bytes > rows[-1, 0] > 0
-        at = float(np.interp(op.bytes, rows[:, 0], rows[:, column]))
-        return at * op.bytes / rows[-1, 0] if beyond else at
+        interpolated_s = float(np.interp(op.bytes, rows[:, 0], rows[:, column]))
+        return interpolated_s * op.bytes / rows[-1, 0] if beyond else interpolated_s
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,9 @@ class EmulatedCurve:
         return frame_html(self.to_frame())
 
 
-def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float], every: int) -> EmulatedCurve:
+def emulated_curve(
+    run: EmulatedRun, collective: str, delays_s: Sequence[float], iterations_per_delay: int
+) -> EmulatedCurve:
     """The curve of a run whose delay changed every `every` iterations; the first iteration of each delay is left out.
 
     Raises:
@@ -254,17 +256,19 @@ def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float],
     # Delays took turns while the script ran: one table has all points, and slow drifts of the machine hit all alike.
     table: Any = run.iterations()
     # The first round of delays warms up, and the first iteration of each stay still has the delay before.
-    needed = every * len(delays_s) * 2
+    needed = iterations_per_delay * len(delays_s) * 2
     steady: Any = (
-        table[(table.iteration >= every * len(delays_s)) & (table.iteration % every > 0)] if len(table) else table
+        table[(table.iteration >= iterations_per_delay * len(delays_s)) & (table.iteration % iterations_per_delay > 0)]
+        if len(table)
+        else table
     )
-    point = steady.iteration // every % len(delays_s) if len(steady) else np.array([])
+    point = steady.iteration // iterations_per_delay % len(delays_s) if len(steady) else np.array([])
     counts = np.bincount(np.asarray(point, int), minlength=len(delays_s))
     if counts.min() < _LEAST:
         raise EmulationError(
-            f"sweep: {len(table)} iterations are too few for {len(delays_s)} delays of {every} iterations each; "
-            "the script must run at least "
-            f"{max(needed, every * len(delays_s) * (1 + _LEAST // max(1, every - 1)))}"
+            f"sweep: {len(table)} iterations are too few for {len(delays_s)} delays of {iterations_per_delay} "
+            "iterations each; the script must run at least "
+            f"{max(needed, iterations_per_delay * len(delays_s) * (1 + _LEAST // max(1, iterations_per_delay - 1)))}"
         )
     # A step lasts until its slowest rank is done.
     worst = steady.assign(point=point).groupby(["iteration", "point"], as_index=False).time_s.max()

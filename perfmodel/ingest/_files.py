@@ -73,7 +73,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def number(value: Any, what: str, place: object, low: float = -math.inf) -> float:
+def number(value: Any, description: str, place: object, low: float = -math.inf) -> float:
     """`value` as a finite float of at least `low`; text that is a number counts.
 
     Raises:
@@ -86,37 +86,37 @@ def number(value: Any, what: str, place: object, low: float = -math.inf) -> floa
         parsed = math.nan
     if not (low <= parsed < _LARGEST and parsed > -_LARGEST):
         limit = f" of at least {low:g}" if low > -math.inf else ""
-        raise TableError(f"{place}: {what} must be a finite number{limit}, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be a finite number{limit}, got {_short(value)}; {_REMEDY}")
     return parsed
 
 
-def integer(value: Any, what: str, place: object, low: int = 0) -> int:
+def integer(value: Any, description: str, place: object, low: int = 0) -> int:
     """`value` as a whole number from `low` to below 2^62 (raises `TableError` as `number` does)."""
-    parsed = number(value, what, place, low)
+    parsed = number(value, description, place, low)
     if parsed != int(parsed) or parsed >= 2**62:
-        raise TableError(f"{place}: {what} must be a whole number, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be a whole number, got {_short(value)}; {_REMEDY}")
     # Nanoseconds of an epoch have more digits than a float: an integer stays as it is.
     return value if isinstance(value, int) else int(parsed)
 
 
-def text(value: Any, what: str, place: object) -> str:
+def text(value: Any, description: str, place: object) -> str:
     """`value` as text (raises `TableError` for anything else)."""
     if not isinstance(value, str):
-        raise TableError(f"{place}: {what} must be text, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be text, got {_short(value)}; {_REMEDY}")
     return value
 
 
-def mapping(value: Any, what: str, place: object) -> Mapping[str, Any]:
+def mapping(value: Any, description: str, place: object) -> Mapping[str, Any]:
     """`value` as a JSON object (raises `TableError` for anything else)."""
     if not isinstance(value, dict):
-        raise TableError(f"{place}: {what} must be an object, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be an object, got {_short(value)}; {_REMEDY}")
     return value
 
 
-def listing(value: Any, what: str, place: object) -> list[Any]:
+def listing(value: Any, description: str, place: object) -> list[Any]:
     """`value` as a JSON array (raises `TableError` for anything else)."""
     if not isinstance(value, list):
-        raise TableError(f"{place}: {what} must be a list, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be a list, got {_short(value)}; {_REMEDY}")
     return value
 
 
@@ -125,7 +125,7 @@ _REMEDY: Final = "repair the record or export the file again"
 
 def _short(value: Any) -> str:
     try:
-        shown = repr(value)
+        text = repr(value)
     except ValueError:  # an integer of too many digits
         return "a number of thousands of digits"
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -148,7 +148,7 @@ def clean_kernels(table: "pd.DataFrame") -> "pd.DataFrame":
     software = np.where(typed, software + " " + variant, software).astype(object)
     pairs = relabel(source + "\t" + software, lambda label: stand_in_order(*label.split("\t")))
     test_split = (text(table, "device") == "P4") & (text(table, "origin_split") == "test")
-    plain: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "source": source,
         "software": software,
         "dtype": _dtype_that_ran(table, source),
@@ -160,8 +160,8 @@ def clean_kernels(table: "pd.DataFrame") -> "pd.DataFrame":
         "order": pairs.astype(np.int64),
     }
     if "seq_kv" in table:
-        plain |= _keys_of_one_sequence(table, source)
-    return table.assign(**plain)
+        columns |= _keys_of_one_sequence(table, source)
+    return table.assign(**columns)
 
 
 def is_marked_suspect(variant: str) -> bool:
@@ -218,9 +218,9 @@ def _keys_of_one_sequence(table: "pd.DataFrame", source: np.ndarray) -> dict[str
     shared &= (text(table, "phase") == "decode") & (batch > 1)
     keys = np.where(shared, keys // np.maximum(batch, 1) + 1, keys)
     # One query per sequence is decoding itself.
-    beside = (number(table, "mixed_n_decode") > 0) & ~((number(table, "seq_q") == 1) & (keys > 1))
+    several_sequences = (number(table, "mixed_n_decode") > 0) & ~((number(table, "seq_q") == 1) & (keys > 1))
     mixed = ("mixed_n_decode", "mixed_kv_decode")
-    return {"seq_kv": keys} | {name: np.where(beside, number(table, name), 0.0) for name in mixed}
+    return {"seq_kv": keys} | {name: np.where(several_sequences, number(table, name), 0.0) for name in mixed}
 
 
 _HELD_TO: Final = (
@@ -302,8 +302,8 @@ def _plain_variant(variant: str) -> str:
 
 
 def _groups_at_once(variant: str) -> int:
-    beside = _BESIDE.search(variant)
-    return int(beside.group(1)) if beside else 1
+    match = _BESIDE.search(variant)
+    return int(match.group(1)) if match else 1
 
 
 def _defective(check: str) -> bool:

@@ -77,9 +77,9 @@ def _catalog_name(reported: str) -> str:
         if board:
             memory_gb = next((group for group in board.groups() if group), "")
             return name.format(memory_gb)
-    plain = re.sub(r"^(NVIDIA|AMD|Tesla)\s+(GeForce\s+|Instinct\s+|Tesla\s+)?", "", reported)
+    bare_name = re.sub(r"^(NVIDIA|AMD|Tesla)\s+(GeForce\s+|Instinct\s+|Tesla\s+)?", "", reported)
     try:
-        return catalog.device(plain).name if plain else ""
+        return catalog.device(bare_name).name if bare_name else ""
     except UnknownNameError:
         return reported
 

@@ -46,14 +46,14 @@ def _of_one(
     op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: dict[str, object]
 ) -> tuple[float, float, float]:
     """Return FLOPs, bytes of kernels and bytes of collectives of one instruction."""
-    flops = traffic = moved = 0.0
+    flops = traffic = moved_bytes = 0.0
     for event in OPS[op].work(inputs, outputs, attributes):
         if isinstance(event, Collective):
-            moved += event.bytes
+            moved_bytes += event.bytes
         else:
             flops += event.flops
             traffic += event.bytes
-    return flops, traffic, moved
+    return flops, traffic, moved_bytes
 
 
 @dataclass(frozen=True, eq=False)

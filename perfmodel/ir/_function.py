@@ -114,8 +114,8 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Mapping[str
     # The last line is algorithm 1's return, which looks its values up in the final state.
     for name in function.outputs:
         if name not in types:
-            at = line_of(len(function.instructions), lines)
-            raise ProgramError(function.name, at, name, "is returned but not defined")
+            line = line_of(len(function.instructions), lines)
+            raise ProgramError(function.name, line, name, "is returned but not defined")
     return types
 
 
@@ -260,12 +260,12 @@ def _expand(
     if name not in known:
         raise ProgramError(caller, line, value, str(UnknownNameError("function above", str(name), known)))
     callee = module.functions[known[name]]
-    for what, stated, wanted in (
+    for what, stated, inferred in (
         ("arguments", instruction.inputs, callee.parameters),
         ("results", instruction.outputs, callee.outputs),
     ):
-        if len(stated) != len(wanted):
-            raise ProgramError(caller, line, value, f"@{name} has {len(wanted)} {what}, but {len(stated)} are given")
+        if len(stated) != len(inferred):
+            raise ProgramError(caller, line, value, f"@{name} has {len(inferred)} {what}, but {len(stated)} are given")
     # Inlining renames: parameters become the call's arguments, results take the call's own names.
     names = {p.name: argument for p, argument in zip(callee.parameters, instruction.inputs, strict=True)}
     if len(set(callee.outputs)) < len(callee.outputs) or set(callee.outputs) & set(names):

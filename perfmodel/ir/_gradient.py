@@ -126,8 +126,8 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
 
     collective = next((i for i in forward if i.attribute("replicas") is not None), None)
     if collective is not None and ranks is None:
-        what = f"{collective.op} of several ranks: say which values differ between them (`RankValues`)"
-        raise ProgramError(builder.name, len(forward) + 2, collective.outputs[0], what)
+        reason = f"{collective.op} of several ranks: say which values differ between them (`RankValues`)"
+        raise ProgramError(builder.name, len(forward) + 2, collective.outputs[0], reason)
 
     # Only what depends on a wanted value has a gradient that matters.
     needed = set(wrt)
@@ -135,7 +135,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
         if needed.intersection(instruction.inputs):
             needed.update(instruction.outputs)
     gradients = _Gradients(builder, ranks)
-    wanted: dict[str, str] = {}
+    gradient_of: dict[str, str] = {}
     # Reverse mode: start from d loss / d loss = 1 and pull it back through the instructions, last first.
     with builder.tagged(phase="backward", layer=last.tag.layer):
         gradients.seed(loss)
@@ -157,17 +157,17 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
             gradient = gradients.complete(name)
             if gradient is None:
                 raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on this value")
-            wanted[name] = gradient
+            gradient_of[name] = gradient
     # Rules emit gradients of all operands, also of those that nobody wants (data, labels).
-    _drop_dead(builder, len(forward), list(wanted.values()))
-    names = _name_gradients(builder, len(forward), {wanted[name]: name for name in reversed(wrt)})
-    return {name: names[wanted[name]] for name in wrt}
+    _drop_dead(builder, len(forward), list(gradient_of.values()))
+    names = _name_gradients(builder, len(forward), {gradient_of[name]: name for name in reversed(wrt)})
+    return {name: names[gradient_of[name]] for name in wrt}
 
 
-def _drop_dead(builder: Builder, first: int, wanted: Sequence[str]) -> None:
+def _drop_dead(builder: Builder, first: int, results: Sequence[str]) -> None:
     """Remove the instructions from number `first` on that no wanted value depends on."""
     # Backwards, because a value is live only if something after it that is live uses it.
-    live = set(wanted)
+    live = set(results)
     live_instructions = []
     for instruction in reversed(builder.instructions[first:]):
         if live.intersection(instruction.outputs):

@@ -44,18 +44,18 @@ def tokens(text: str) -> list[Token]:
         PerfModelError: a character that starts no token.
     """
     read: list[Token] = []
-    at, line = 0, 1
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    position, line = 0, 1
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise PerfModelError(f"program text, line {line}: {text[at]!r} is not valid here")
+            raise PerfModelError(f"program text, line {line}: {text[position]!r} is not valid here")
         # The pattern has a named group per kind of token, of which exactly one matches.
         kind = str(match.lastgroup)
         if kind == "newline":
             line += 1
         elif kind != "skip":
             read.append(Token(kind, match.group(), line))
-        at = match.end()
+        position = match.end()
     read.append(Token("end", "", line))
     return read
 

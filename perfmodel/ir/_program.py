@@ -104,16 +104,16 @@ class Program:
             # because collectives of different groups add in another order; a larger difference is an error in the
             # distribution.
             out = np.zeros(tensor.shape, values[tensor.pieces[0].value].dtype)
-            seen = np.zeros(tensor.shape, bool)
+            covered = np.zeros(tensor.shape, bool)
             for piece in tensor.pieces:
                 array = np.asarray(values[piece.value])
                 region = _region(piece, array.shape)
                 tolerance = _TOLERANCE[array.dtype.itemsize]
-                if seen[region].all() and not np.allclose(out[region], array, rtol=tolerance, equal_nan=True):
+                if covered[region].all() and not np.allclose(out[region], array, rtol=tolerance, equal_nan=True):
                     raise PerfModelError(f"%{piece.value}: replicas of {tensor.name} differ")
                 out[region] = array
-                seen[region] = True
-            if not seen.all():
+                covered[region] = True
+            if not covered.all():
                 raise PerfModelError(f"output {tensor.name}: some of its elements are in no value")
             joined[tensor.name] = out
         return joined

@@ -137,11 +137,11 @@ def search_programs(
     # Stages and micro-batches depend on P and K alone. Sorted by these, consecutive layouts differ in D and T and
     # share them.
     grid = sorted(dtpk_grid(devices, micro_batches, schedule), key=lambda d: (d.pipeline, d.micro_batches))
-    at, stages = None, None
+    current, stages = None, None
     for number, degrees in enumerate(grid):
         progress(str(degrees), number, len(grid))
-        if at != (degrees.pipeline, degrees.micro_batches):
-            at, stages = (degrees.pipeline, degrees.micro_batches), None  # the last ones are let go first
+        if current != (degrees.pipeline, degrees.micro_batches):
+            current, stages = (degrees.pipeline, degrees.micro_batches), None  # the last ones are let go first
         # At best tensor and pipeline ranks share the weights evenly, so this bound never rejects a layout that fits.
         if least_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:
             rejected["memory"] += 1

@@ -127,11 +127,11 @@ class PlanFile:
         kernels_in = {"warm": kernels, "cold": cold_kernels, "loaded": loaded_kernels}
         beside_kernels: list[tuple[KernelOp, Collective]] = []
         for i, grid in enumerate(self.kernels):
-            for op, cache, beside in _kernels(grid, i):
-                if beside is None:
+            for op, cache, collective in _kernels(grid, i):
+                if collective is None:
                     kernels_in[cache].append(op)
                 else:
-                    beside_kernels.append((op, beside))
+                    beside_kernels.append((op, collective))
         collectives: list[Collective] = []
         for i, grid in enumerate(self.collectives):
             collectives += _collectives(grid, i, tests is not None)
@@ -231,10 +231,10 @@ def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
         cache = point.pop("cache", "warm")
         if not isinstance(cache, str) or cache not in CACHES:
             raise UnknownNameError(f"cache of {entry}", str(cache), CACHES)
-        beside = None
+        collective = None
         if "beside" in point:
-            beside = _beside(point.pop("beside"), entry)
-        kernels.append(_PlannedKernel(_make(MEASURED_FAMILIES[family], point, entry), cache, beside))
+            collective = _beside(point.pop("beside"), entry)
+        kernels.append(_PlannedKernel(_make(MEASURED_FAMILIES[family], point, entry), cache, collective))
     return kernels
 
 
@@ -273,10 +273,10 @@ def _make(kind: type, values: dict[str, Any], entry: str) -> Any:
     built = checked(kind, values, entry)
     for field_info in fields(kind):
         value = getattr(built, field_info.name)
-        least = 0 if field_info.default == 0 or isinstance(value, float) else 1
-        if isinstance(value, int | float) and not isinstance(value, bool) and not least <= value <= LARGEST:
+        minimum = 0 if field_info.default == 0 or isinstance(value, float) else 1
+        if isinstance(value, int | float) and not isinstance(value, bool) and not minimum <= value <= LARGEST:
             raise CalibrationError(
-                f"{entry}: {field_info.name} must be between {least} and {LARGEST}, got {value!r:.40}"
+                f"{entry}: {field_info.name} must be between {minimum} and {LARGEST}, got {value!r:.40}"
             )
         if field_info.name == "dtype":
             dtype_bytes(str(value))

@@ -192,10 +192,10 @@ class RemainingTime:
 
     def device_s(self) -> float:
         """Device-seconds until the plan is done; the current row counts in full."""
-        rest = list(self._left.values())
+        remaining = list(self._left.values())
         if self._current:
-            rest.append(self._current)
-        return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in rest)
+            remaining.append(self._current)
+        return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in remaining)
 
     def _ratio(self, family: str) -> float:
         """Measured over expected time of a family, shrunk towards the ratio of all families, which is shrunk towards

@@ -47,20 +47,20 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
         LayoutError: no layout fits on any number of devices.
     """
     # "Fewest devices" is the objective, "fast enough" a constraint: one exact search answers.
-    fewest = fastest(
+    smallest = fastest(
         question,
         Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]),
     )
-    if fewest is None:
+    if smallest is None:
         best = fastest(question, Goal.parse(question.step_problem))
         if best is None:
             raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
         return DevicesNeeded(below_s, None, question.problem.notation(best.layout), best.step_time_s)
     return DevicesNeeded(
         below_s,
-        fewest.layout.devices,
-        question.problem.notation(fewest.layout),
-        fewest.step_time_s,
+        smallest.layout.devices,
+        question.problem.notation(smallest.layout),
+        smallest.step_time_s,
     )
 
 
@@ -197,8 +197,8 @@ def overtake(
     # Search outwards from 1 in both directions in turn, so that the crossing nearest to today's
     # machine is found first.
     for at, before in zip(grid[1:], grid[:-1], strict=True):
-        for way in (1, -1):
-            low, high = way * before, way * at
+        for direction in (1, -1):
+            low, high = direction * before, direction * at
             at_low = difference_s(low)
             if at_low * difference_s(high) <= 0 and at_low != 0:
                 crossing = _bisected(difference_s, low, high)

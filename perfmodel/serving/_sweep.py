@@ -90,15 +90,15 @@ def serve_sweep(
     for layout in tried:
         server = server_of(problem, layout, layout.dp)
         try:
-            most = largest(server, problem.options)
+            most_requests = largest(server, problem.options)
         except PerfModelError as error:
             rejected[layout.label] = str(error)
             continue
         # Larger batches trade speed of a user for throughput: powers of two trace the curve up to the most that fits.
-        batches = {layout.dp << i for i in range((most.requests.batch // layout.dp).bit_length())}
-        for batch in sorted(batches - {most.requests.batch}):
+        batches = {layout.dp << i for i in range((most_requests.requests.batch // layout.dp).bit_length())}
+        for batch in sorted(batches - {most_requests.requests.batch}):
             servings.append(served_with(server, batch))
-        servings.append(most)
+        servings.append(most_requests)
     if not servings:
         raise PerfModelError(
             f"serve: no layout fits and meets the limits; {next(iter(rejected.values()), 'none divides the model')}"
@@ -110,17 +110,17 @@ def _layouts(problem: ServingProblem, devices: int) -> list[Layout]:
     """All layouts of the devices by tp (inside a node), pp and dp that the model supports; experts are sharded like the
     rest, or spread over the ranks of tp or dp."""
     experts = isinstance(problem.model, Transformer) and problem.model.experts
-    possible = []
+    layouts = []
     for tp in divisors(devices, problem.cluster.devices_per_node):
         for pp in divisors(devices // tp):
             dp = devices // tp // pp
-            possible.append(Layout(tp=tp, pp=pp, dp=dp))
+            layouts.append(Layout(tp=tp, pp=pp, dp=dp))
             # Experts over the tensor ranks, each whole (`etp=1`), or over the replicas.
             if experts and dp == 1 < tp:
-                possible.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
+                layouts.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
             if experts and tp == 1 < dp:
-                possible.append(Layout(pp=pp, dp=dp, ep=dp))
-    return [layout for layout in possible if _divides(problem, layout)]
+                layouts.append(Layout(pp=pp, dp=dp, ep=dp))
+    return [layout for layout in layouts if _divides(problem, layout)]
 
 
 def _divides(problem: ServingProblem, layout: Layout) -> bool:

@@ -412,7 +412,7 @@ class Cluster:
             return sum(kind.capacity for kind in self.kinds)
         return self.levels[-1].size if self.max_devices is None else self.max_devices
 
-    def require(self, devices: int, what: str) -> None:
+    def require(self, devices: int, subject: str) -> None:
         """Raise `LayoutError` if `what` needs more devices than the cluster has."""
         if devices > self.capacity:
             limit = f"max_devices={self.max_devices}"
@@ -421,7 +421,7 @@ class Cluster:
             elif self.max_devices is None:
                 limit = f"all that its outermost level {self.levels[-1].name!r} joins"
             raise LayoutError(
-                f"{what} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}); use fewer "
+                f"{subject} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}); use fewer "
                 "devices or a larger cluster",
                 Reason.CAPACITY,
             )

@@ -210,12 +210,12 @@ class Framework(Stated, Sectioned):
             stages: of the pipeline, model chunks of all its ranks.
             batch_per_replica: sequences that a replica gets per step; 0 where that is not known.
         """
-        usual = self.default_layout.micro_batch
+        default = self.default_layout.micro_batch
         if stages == 1:
-            return usual
+            return default
         if self.launch.micro_batches_per_stage:
             return max(1, batch_per_replica // (self.launch.micro_batches_per_stage * stages))
-        return usual if self.launch.pipeline_micro_batch is None else self.launch.pipeline_micro_batch
+        return default if self.launch.pipeline_micro_batch is None else self.launch.pipeline_micro_batch
 
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
         """This framework's defaults for the kinds of context and expert parallelism, if the layout has any."""
@@ -257,34 +257,34 @@ class Framework(Stated, Sectioned):
 
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """This framework's defaults for the job's fields with an element type."""
-        usual = self.default_job
+        defaults = self.default_job
         compiled = self.host.execution == "compiled"
-        has_recipe = bool(usual.narrow.fp8_recipe)
+        has_recipe = bool(defaults.narrow.fp8_recipe)
 
         # Recipes are those of 8 bits, but for fp4. The only integers that training frameworks multiply are AQT's,
         # under JAX.
-        recipe: Fp8Recipe = usual.narrow.fp8_recipe if dtype == "fp8" else ""
+        recipe: Fp8Recipe = defaults.narrow.fp8_recipe if dtype == "fp8" else ""
         if dtype == "int8" and compiled:
             recipe = "aqt"
         elif dtype == "fp4" and has_recipe:
             recipe = "nvfp4"
 
         # Gradients are as wide as products of 32 bits or more, which TF32 multiplies as well.
-        grad_dtype = usual.gradients.grad_dtype
+        grad_dtype = defaults.gradients.grad_dtype
         if dtype in ("fp64", "fp32", "tf32"):
             grad_dtype = "fp64" if dtype == "fp64" else "fp32"
         elif dtype != "fp16" and self.launch.bf16_grad_dtype:
             grad_dtype = self.launch.bf16_grad_dtype
 
         narrow = dtype in ("fp8", "fp4") and has_recipe
-        return {name: usual.value(name) for name in _JOB_DEFAULTS} | {
+        return {name: defaults.value(name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": recipe,
-            "fp8_params": usual.narrow.fp8_params and dtype == "fp8",
-            "flash_attention": self.launch.fp8_flash_attention if narrow else usual.kernels.flash_attention,
+            "fp8_params": defaults.narrow.fp8_params and dtype == "fp8",
+            "flash_attention": self.launch.fp8_flash_attention if narrow else defaults.kernels.flash_attention,
             "grad_dtype": grad_dtype,
             "optimizer": self.launch.optimizer if dtype_bytes(dtype) <= 2 else "adam",
-            "stops_recompute": usual.activations.stops_recompute or compiled,
-            "narrow_logits": usual.loss.narrow_logits or compiled,
+            "stops_recompute": defaults.activations.stops_recompute or compiled,
+            "narrow_logits": defaults.loss.narrow_logits or compiled,
         }
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
@@ -319,8 +319,8 @@ class Framework(Stated, Sectioned):
 
         The job's `assumed` lists the defaults that differ from those of `Job` and affect this model.
         """
-        plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated)
-        defaults = self.job_defaults(plain.dtype)
+        base_job = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **stated)
+        defaults = self.job_defaults(base_job.dtype)
         # Blocks with a scale each need hardware that multiplies them; elsewhere a tensor has one scale.
         if defaults["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             defaults["fp8_recipe"] = "current"
@@ -331,9 +331,9 @@ class Framework(Stated, Sectioned):
             meaningful["eager_kernels"] = tuple(
                 kernel for kernel in meaningful["eager_kernels"] if concerns(kernel, model)
             )
-        meaningful = {n: value for n, value in meaningful.items() if value != plain.value(n)}
+        meaningful = {n: value for n, value in meaningful.items() if value != base_job.value(n)}
         assumed = self._assumed(meaningful, "job")
-        return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
+        return replace(base_job, **filled, assumed=(*base_job.assumed, assumed) if assumed else base_job.assumed)
 
     def refused(self, layout: Layout) -> dict[str, str]:
         """Fields of a layout whose values this framework cannot run, each with a description."""
@@ -378,11 +378,11 @@ class Framework(Stated, Sectioned):
 
     def cannot_run(self, layout: Layout) -> tuple[str, ...]:
         """Reasons why this framework cannot run a layout, one sentence each; empty if it can."""
-        return tuple(self.refuses(what) for what in self.refused(layout).values())
+        return tuple(self.refuses(setting) for setting in self.refused(layout).values())
 
-    def refuses(self, what: str) -> str:
+    def refuses(self, setting: str) -> str:
         """The sentence which says that this framework cannot run something."""
-        return f"{self.label} cannot run {what}"
+        return f"{self.label} cannot run {setting}"
 
     def _assumed(self, values: Mapping[str, Any], record: str) -> str:
         """A sentence on fields that are filled in; empty if there are none."""

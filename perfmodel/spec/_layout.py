@@ -356,11 +356,11 @@ class Layout:
         `parse` reads this layout from it; a framework with other defaults may read another.
         """
         defaults = vars(_PLAIN)
-        shown = {}
+        values = {}
         for name, value in vars(self).items():
             if name in ("tp", "pp", "dp") or value != defaults[name]:
-                shown[name] = value
-        return written_values(shown)
+                values[name] = value
+        return written_values(values)
 
     def __str__(self) -> str:
         """The complete notation, which `parse` and every framework read back to this layout.

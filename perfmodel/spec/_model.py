@@ -148,7 +148,7 @@ class Transformer(Stated, Sectioned):
         letters = set(mixers + self.mtp.mtp_mixers) - {" "}
         wrong_number = " " not in mixers and len(mixers) != self.layers
         if letters - set(MIXERS) or (mixers and (not letters or wrong_number)):
-            known = ", ".join([f"{letter} ({what})" for letter, what in MIXERS.items()])
+            known = ", ".join([f"{letter} ({description})" for letter, description in MIXERS.items()])
             raise PerfModelError(
                 f"{owner}: mixers must be a letter per layer, or a word per layer, among {known}; got {mixers!r} "
                 f"for {self.layers} layers"
@@ -240,10 +240,10 @@ class Transformer(Stated, Sectioned):
         # Without mixers each layer is an attention, in the window but for every n-th layer, and a feed-forward, of
         # experts in every n-th layer after the dense ones.
         attention, experts = self.attention, self.experts
-        every = attention.full_attention_every
+        period = attention.full_attention_every
         stack = []
         for layer in range(self.layers):
-            sees_all = not attention.window or (every and (layer + 1) % every == 0)
+            sees_all = not attention.window or (period and (layer + 1) % period == 0)
             layer_of_experts = 0 if experts is None else layer - experts.first_dense_layers + 1
             has_experts = experts is not None and layer_of_experts >= 1 and layer_of_experts % experts.every == 0
             stack.append(("*" if sees_all else "W") + ("E" if has_experts else "-"))

@@ -96,8 +96,8 @@ def schedule_name(name: str) -> str:
     # The name of a file keeps its case.
     if head.lower() == "file":
         return f"file{colon}{number}"
-    plain = head.strip().lower().replace("_", "-").replace(" ", "-")
-    return SCHEDULE_ALIASES.get(plain, plain) + colon + number.strip()
+    lower_name = head.strip().lower().replace("_", "-").replace(" ", "-")
+    return SCHEDULE_ALIASES.get(lower_name, lower_name) + colon + number.strip()
 
 
 def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
@@ -111,14 +111,14 @@ def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
         raise LayoutError("layout: the text is empty; give degrees, such as tp=8,pp=4,dp=2")
 
     # DistSim's notation (8M16P1D) may begin the text, or be all of it.
-    head, comma, rest = text.strip().partition(",")
+    head, comma, remaining = text.strip().partition(",")
     values: dict[str, Any] = {}
     degrees = _DISTSIM.match(head.strip())
     if degrees:
         for key, raw in zip(("tp", "pp", "dp"), degrees.groups(), strict=True):
             values[key] = _whole(key, raw)
-        text = rest
-    items = [part.strip() for part in text.split(",")] if comma or text != rest else []
+        text = remaining
+    items = [part.strip() for part in text.split(",")] if comma or text != remaining else []
     if not all(items):
         raise LayoutError(
             f"layout: {text.strip()[:60]!r} has an extra comma, or a missing key=value between two commas"
@@ -172,8 +172,8 @@ def written_values(values: Mapping[str, Any]) -> str:
 
 def _key(name: str, raw: str, types: dict[str, Any]) -> str:
     """The field that a name stands for."""
-    plain = name.lower().replace("-", "_")
-    key = KEY_ALIASES.get(plain, plain)
+    lower_name = name.lower().replace("-", "_")
+    key = KEY_ALIASES.get(lower_name, lower_name)
     if key in types:
         return key
 

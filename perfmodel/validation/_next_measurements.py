@@ -75,7 +75,7 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     by_doubt = np.argsort(-share * half_width_log, kind="stable")
     order = by_doubt[unsure[by_doubt]][:MOST].tolist()
     device = problem.cluster.device.name
-    wanted = [
+    candidates = [
         Measurement(
             what=shares.ops[i].label,
             device=device,
@@ -96,7 +96,7 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
         collectives=tuple(op for op in full_plan.collectives if op in chosen),
     )
     text = plan_text(plan) if plan.kernels or plan.collectives else ""
-    return WantedMeasurement(tuple(wanted), text)
+    return WantedMeasurement(tuple(candidates), text)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
     candidates.sort(key=lambda candidate: -candidate.half_width_log)
 
     # Of a kind no two are taken of which every size is within a factor of two: one would tell of the other.
-    taken: list[_Candidate] = []
+    chosen: list[_Candidate] = []
     taken_sizes: dict[tuple[Any, ...], list[np.ndarray]] = {}
     for candidate in candidates:
         sizes_of_kind = taken_sizes.setdefault(candidate.kind, [])
@@ -158,12 +158,12 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
         is_far = all(abs(log2_sizes - taken_before).max() >= 1.0 for taken_before in sizes_of_kind)
         if is_far and len(sizes_of_kind) < MOST_OF_KIND:
             sizes_of_kind.append(log2_sizes)
-            taken.append(candidate)
-        if len(taken) == MOST:
+            chosen.append(candidate)
+        if len(chosen) == MOST:
             break
 
     wanted = []
-    for candidate in taken:
+    for candidate in chosen:
         record = candidate.record
         wanted.append(
             Measurement(
@@ -175,7 +175,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
         )
     return WantedMeasurement(
         tuple(wanted),
-        _plan([candidate.record for candidate in taken]),
+        _plan([candidate.record for candidate in chosen]),
         f"Shapes half or twice as large as measured ones, widest intervals first, at most {MOST_OF_KIND} of a kind.",
     )
 

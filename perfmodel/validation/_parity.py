@@ -99,16 +99,16 @@ def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
     """Return errors by family and device, of the rows that were predicted, and counts of the others."""
     # Skipped rows have no figures; they are counted by reason.
     good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
-    both: Any = pd.concat([rows, predictions], axis=1)
+    rows_and_predictions: Any = pd.concat([rows, predictions], axis=1)
     families: dict[str, dict[str, Any]] = {}
-    for family, members in both[good].groupby("family", sort=True):
+    for family, members in rows_and_predictions[good].groupby("family", sort=True):
         devices = {
             str(device): _error_figures(pd.DataFrame(part)) for device, part in members.groupby("device", sort=True)
         }
         families[str(family)] = {"all": _error_figures(pd.DataFrame(members))} | devices
     return {
         "families": families,
-        "all": _error_figures(both[good]),
+        "all": _error_figures(rows_and_predictions[good]),
         "provenance": dict(Counter(predictions["provenance"][good].tolist())),
         "skipped": dict(Counter(predictions["skipped_reason"][~good].tolist())),
     }

@@ -234,8 +234,8 @@ def _observations(row: Row) -> Iterator[tuple[Observation, str | None]]:
 def _names_framework(row: Row, case: Case) -> bool:
     if case.framework.name == GENERIC:
         return False
-    plain = framework_name(row).partition("@")[0]
-    return plain in frameworks() or framework_of(plain)[0].name == plain
+    name = framework_name(row).partition("@")[0]
+    return name in frameworks() or framework_of(name)[0].name == name
 
 
 def _default(choice: str, case: Case) -> str | None:

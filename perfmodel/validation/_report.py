@@ -42,12 +42,12 @@ def errors(
         return {"n": 0} | dict.fromkeys(names)
     relative = p / y - 1
     ape = np.abs(relative)
-    inside = width = None
+    coverage = width = None
     if lo is not None and hi is not None:
         lower, upper = np.asarray(lo, float), np.asarray(hi, float)
         # A collective of one rank takes no time, and has no relative width.
         takes_time = lower > 0
-        inside = float(((lower <= y) & (y <= upper)).mean())
+        coverage = float(((lower <= y) & (y <= upper)).mean())
         width = float(np.median(upper[takes_time] / lower[takes_time])) if takes_time.any() else None
     # The rank correlation has no meaning for two values, nor where all values are the same.
     ranks_y, ranks_p = rankdata(y), rankdata(p)
@@ -59,7 +59,7 @@ def errors(
         "p90_ape": float(np.quantile(ape, 0.9)),
         "bias": float(relative.mean()),
         "spearman": float(np.corrcoef(ranks_y, ranks_p)[0, 1]) if varied else None,
-        "coverage_90": inside,
+        "coverage_90": coverage,
         "width_90": width,
     }
 
@@ -171,15 +171,15 @@ def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
     ranges = []
     for low, high in pairwise(EDGES):
         # The last range includes its upper end, so that a probability of 1 counts.
-        inside = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
-        if inside.any():
-            mean_probability = float(likely[inside].mean())
-            share_that_ran = float(ran[inside].mean())
+        in_bin = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
+        if in_bin.any():
+            mean_probability = float(likely[in_bin].mean())
+            share_that_ran = float(ran[in_bin].mean())
             ranges.append(
                 {
                     "from": low,
                     "to": high,
-                    "n": int(inside.sum()),
+                    "n": int(in_bin.sum()),
                     "said": mean_probability,
                     "ran": share_that_ran,
                 }

@@ -29,9 +29,9 @@ def submitter_of(row: Mapping[str, Any]) -> str:
     return match["submitter"].replace("_", "+") if match else ""
 
 
-def drawn_of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
+def drawn_of_sources(runs: pd.DataFrame, limit: int) -> pd.DataFrame:
     """Draw at most some rows of each source, with seed 0; rows keep their index."""
-    return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
+    return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(limit))
 
 
 def with_submitters(runs: pd.DataFrame) -> pd.DataFrame:

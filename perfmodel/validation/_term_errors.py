@@ -88,8 +88,8 @@ def _times_s(case: Case, predicted_s: float, site: Site) -> np.ndarray:
 
 
 def _without_s(problem: StepProblem, layout: Layout, names: Sequence[str], whole_s: float) -> float:
-    less = without(problem, names)
-    return whole_s if less == problem else _step_s(less, layout)
+    reduced = without(problem, names)
+    return whole_s if reduced == problem else _step_s(reduced, layout)
 
 
 def _step_s(problem: StepProblem, layout: Layout) -> float:

@@ -47,8 +47,8 @@ class TraceComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only."""
-        how = {name: getattr(self, name) for name in ("matched_by", "predicted_share", "measured_share")}
-        return self.errors.to_dict() | how
+        summary = {name: getattr(self, name) for name in ("matched_by", "predicted_share", "measured_share")}
+        return self.errors.to_dict() | summary
 
     def to_frame(self) -> "pd.DataFrame":
         """`TimelineErrors.to_frame`: one row per device, stage, phase and micro-batch."""

@@ -62,10 +62,10 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
 
     # Work in points on paper: what can be seen depends on the printed width of a box.
     axis.set_xlim(lo, hi)
-    shown = np.flatnonzero((boxes.end > lo) & (boxes.start < hi))
+    visible = np.flatnonzero((boxes.end > lo) & (boxes.start < hi))
     axis_in = axis.get_figure().get_figwidth() - _MARGIN_IN  # type: ignore[union-attr]
     wide_pt = (boxes.end - boxes.start) * 72 * axis_in / (hi - lo)
-    single, lanes = _apart(boxes, shown, wide_pt)
+    single, lanes = _apart(boxes, visible, wide_pt)
     axis.add_collection(
         PolyCollection(
             _corners(boxes, single, 0.0),
@@ -85,7 +85,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
         _draw_shares(axis, boxes, lane, list(colours), np.arange(lo, hi + column, column))
 
     # The critical path: a black strip in its boxes, and lines where it goes to another row.
-    critical = shown[boxes.critical[shown]]
+    critical = visible[boxes.critical[visible]]
     if len(critical):
         strips = _corners(boxes, critical, 1 - _STRIP)
         axis.add_collection(PolyCollection(strips, facecolors="black", edgecolors="black", linewidths=0.15))
@@ -93,7 +93,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
 
     # Labels are as large as their box allows, and left out where that is too small to be read.
     high_pt = 72 * row_in * boxes.height
-    for i in shown.tolist():
+    for i in visible.tolist():
         label = boxes.label[i]
         is_whole = boxes.start[i] >= lo and boxes.end[i] <= hi
         across_pt = (wide_pt[i] - 1) / _POINTS_PER_DIGIT / max(1, len(label))
@@ -114,11 +114,11 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
 
 
 def _apart(
-    boxes: Boxes, shown: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
+    boxes: Boxes, visible: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
 ) -> tuple[Int[np.ndarray, " whole"], list[Int[np.ndarray, " lane"]]]:
     """Divide boxes into those drawn one by one, and those of lanes full of narrow ones."""
     # A lane is drawn as shares as soon as many of its boxes are too narrow to be seen.
-    short = shown[wide_pt[shown] < _SHORT_PT]
+    short = visible[wide_pt[visible] < _SHORT_PT]
     places = np.stack([boxes.top[short], boxes.height[short]], axis=1)
     distinct, lane_of = np.unique(places, axis=0, return_inverse=True)
     lanes = [short[lane_of.ravel() == lane] for lane in range(len(distinct))]
@@ -127,8 +127,8 @@ def _apart(
         if np.count_nonzero(wide_pt[lane] < _NARROW_PT) >= _LEAST_NARROW:
             crowded.append(lane)
     if not crowded:
-        return shown, []
-    return np.setdiff1d(shown, np.concatenate(crowded)), crowded
+        return visible, []
+    return np.setdiff1d(visible, np.concatenate(crowded)), crowded
 
 
 def _draw_shares(
@@ -136,16 +136,16 @@ def _draw_shares(
     boxes: Boxes,
     lane: Int[np.ndarray, " lane"],
     colours: list[str],
-    at: Float[np.ndarray, " points"],
+    points_s: Float[np.ndarray, " points"],
 ) -> None:
     """Draw a lane's boxes as shares: at every point the stacked shares of the surrounding time by colour."""
     colour_of = np.array([boxes.colour[i] for i in lane.tolist()])
     starts = [np.sort(boxes.start[lane[colour_of == colour]]) for colour in colours]
     # A share is averaged over at least a period of the slowest colour, so that it does not flicker.
     periods = [float(np.median(np.diff(colour_starts))) for colour_starts in starts if len(colour_starts) > 1]
-    column = at[1] - at[0]
+    column = points_s[1] - points_s[0]
     span = min(max(column, *periods), _MOST_COLUMNS * column) if periods else column
-    shares = np.stack([_share(boxes, lane[colour_of == colour], at, span) for colour in colours])
+    shares = np.stack([_share(boxes, lane[colour_of == colour], points_s, span) for colour in colours])
     # Boxes of one lane may overlap in a measured trace.
     shares /= np.maximum(1, shares.sum(axis=0))
     bottom = float((boxes.top + boxes.height)[lane[0]])
@@ -155,18 +155,18 @@ def _draw_shares(
         if share.any():
             lower = bottom - height * share_below
             upper = bottom - height * (share_below + share)
-            axis.fill_between(at, lower, upper, where=share > 0, color=colour, linewidth=0)
+            axis.fill_between(points_s, lower, upper, where=share > 0, color=colour, linewidth=0)
 
 
 def _share(
     boxes: Boxes,
     chosen: Int[np.ndarray, " chosen"],
-    at: Float[np.ndarray, " points"],
+    points_s: Float[np.ndarray, " points"],
     span: float,
 ) -> Float[np.ndarray, " points"]:
     """Share of the `span` around every point that the boxes cover."""
     if not len(chosen):
-        return np.zeros(len(at))
+        return np.zeros(len(points_s))
 
     # Covered time up to a point is a piecewise linear function, which rises over boxes and is
     # flat between. The share of a window is its rise over the window.
@@ -178,8 +178,8 @@ def _share(
     # Overlapping boxes of measured traces would make the knots fall, which `np.interp` does not
     # allow.
     ascending = np.maximum.accumulate(knots)
-    before = np.interp(at - span / 2, ascending, covered)
-    after = np.interp(at + span / 2, ascending, covered)
+    before = np.interp(points_s - span / 2, ascending, covered)
+    after = np.interp(points_s + span / 2, ascending, covered)
     return (after - before) / span
 
 

@@ -42,10 +42,10 @@ def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
         panels.insert(0, multiples)
 
     # A column has room for one panel, a page for three.
-    beside = min(len(panels), 1 if width == "column" else 3)
-    rows = -(-len(panels) // beside)
+    panels_per_row = min(len(panels), 1 if width == "column" else 3)
+    rows = -(-len(panels) // panels_per_row)
     figure = new_figure(width, 2.1 * rows)
-    grid = figure.subplots(rows, beside, squeeze=False).ravel()
+    grid = figure.subplots(rows, panels_per_row, squeeze=False).ravel()
     for axis, panel in zip(grid, panels, strict=False):
         _panel(axis, panel)
     for axis in grid[len(panels) :]:

@@ -128,13 +128,13 @@ def write_gantt(prediction: Prediction, path: Path | str, width: Width = "page")
 def stage_chunks(prediction: Prediction) -> Int[np.ndarray, "devices chunks"]:
     """Global stage of every chunk of every pipeline rank."""
     layout = prediction.layout
-    plain = ProgramSpec(
+    spec = ProgramSpec(
         schedule=layout.effective_schedule,
         stages=layout.pp,
         micro_batches=1,
         chunks=layout.vpp,
     )
-    return plain.stage_map
+    return spec.stage_map
 
 
 def chunk_shades(colour: str, chunks: int) -> list[str]:

@@ -157,12 +157,12 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     from matplotlib.lines import Line2D
     from matplotlib.patheffects import withStroke
 
-    wanted = ["layout", "step_time_s", "peak_bytes"]
+    columns = ["layout", "step_time_s", "peak_bytes"]
     if cost:
-        wanted.append(cost)
-    missing = [name for name in wanted if name not in layouts]
+        columns.append(cost)
+    missing = [name for name in columns if name not in layouts]
     if missing:
-        raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(wanted)}")
+        raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(columns)}")
     if layouts.empty:
         raise PerfModelError("Pareto picture: the table has no layouts; widen the search")
     per_s, unit = time_unit(float(np.median(layouts["step_time_s"])))
@@ -170,15 +170,15 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     sides = [(layouts["peak_bytes"].to_numpy() / GIB, "peak memory in GiB")]
     if cost:
         sides.append((layouts[cost].to_numpy(), cost_label or cost.replace("_", " ")))
-    beside = width == "page" and len(sides) == 2
-    figure = new_figure(width, 3.0 if len(sides) == 1 or beside else 4.8)
-    shape = (1, len(sides)) if beside else (len(sides), 1)
+    side_by_side = width == "page" and len(sides) == 2
+    figure = new_figure(width, 3.0 if len(sides) == 1 or side_by_side else 4.8)
+    shape = (1, len(sides)) if side_by_side else (len(sides), 1)
     axes = figure.subplots(*shape, squeeze=False).ravel()
     # Each panel shows its own front, and what no other layout beats in all objectives together.
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
     counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
-    for axis in axes if beside else axes[-1:]:
+    for axis in axes if side_by_side else axes[-1:]:
         axis.set_xlabel(f"step time in {unit}")
 
     # Letters at equal distances along the first panel's front, its ends included.
@@ -186,7 +186,7 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     places = np.linspace(0, len(fronts[0]) - 1, named).round().astype(int)
     chosen = fronts[0][np.unique(places)]
     handles, labels = axes[0].get_legend_handles_labels()
-    most = int(figure.get_figwidth() * 72 / 4.2)
+    most_characters = int(figure.get_figwidth() * 72 / 4.2)
     for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):
         for axis, (values, _) in zip(axes, sides, strict=True):
             axis.plot(
@@ -209,8 +209,8 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
             )
         letter_mark = {"marker": f"$\\mathrm{{{letter}}}$", "markersize": 4.5, "markeredgewidth": 0}
         handles.append(Line2D([], [], linestyle="", color="black", **letter_mark))
-        on = f"{counts[i]} devices: " if len(set(counts.tolist())) > 1 else ""
-        labels.append(wrapped(on + str(layouts["layout"].iloc[i]), most))
+        device_text = f"{counts[i]} devices: " if len(set(counts.tolist())) > 1 else ""
+        labels.append(wrapped(device_text + str(layouts["layout"].iloc[i]), most_characters))
     figure.legend(handles, labels, loc="outside lower left", fontsize=6)
     return figure
 
@@ -237,10 +237,10 @@ def _panel(
         rasterized=True,
     )
     if efficient.sum() > len(edge):
-        rest = np.setdiff1d(np.flatnonzero(efficient), edge)
+        inner = np.setdiff1d(np.flatnonzero(efficient), edge)
         axis.scatter(
-            time[rest],
-            values[rest],
+            time[inner],
+            values[inner],
             s=7,
             facecolors="none",
             edgecolors=BLUE,
@@ -258,15 +258,15 @@ def _panel(
     axis.set_xlim(shortest, longest)
     log_ticks(axis.xaxis, [t for t in _ROUND if shortest <= t <= longest])
     axis.set_yscale("log")
-    seen = values[time <= longest]
-    lowest = 0.8 * float(seen.min())
-    highest = 1.25 * float(seen.max())
+    visible = values[time <= longest]
+    lowest = 0.8 * float(visible.min())
+    highest = 1.25 * float(visible.max())
     axis.set_ylim(lowest, highest)
 
     # Every second tick where all would touch.
     ticks = [v for v in _ROUND if lowest <= v <= highest]
-    every = 2 if highest > 60 * lowest else 1
-    log_ticks(axis.yaxis, ticks[::every])
+    step = 2 if highest > 60 * lowest else 1
+    log_ticks(axis.yaxis, ticks[::step])
     axis.set_ylabel(label)
     return edge
 

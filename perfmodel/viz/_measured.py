@@ -97,11 +97,11 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
         label="within 25 %",
     )
     axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
-    shown = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
+    sampled = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
     # Of many rows a regular sample, over the range of times, has its interval drawn.
     ranked = np.argsort(measured, kind="stable")
     sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
-    every = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
+    bar_label = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
     axis.vlines(
         measured[sample],
         lo[sample],
@@ -109,12 +109,12 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
         color=VERMILLION,
         linewidth=0.5,
         alpha=0.7,
-        label=every,
+        label=bar_label,
     )
-    size = 6 if len(shown) < 300 else 2
+    size = 6 if len(sampled) < 300 else 2
     axis.scatter(
-        measured[shown],
-        predicted[shown],
+        measured[sampled],
+        predicted[sampled],
         s=size,
         color=BLUE,
         linewidths=0,
@@ -125,16 +125,16 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
 
     # Figures are of all rows, also where only a sample is drawn.
     error = np.abs(predicted / measured - 1)
-    inside = float(((lo <= measured) & (measured <= hi)).mean())
+    covered_share = float(((lo <= measured) & (measured <= hi)).mean())
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     title = [
         shorten(name, 24, placeholder="..."),
-        f"{len(rows):,} {plural('row', len(rows))}, {inside:.0%} inside",
+        f"{len(rows):,} {plural('row', len(rows))}, {covered_share:.0%} inside",
         f"MAPE {error.mean():.1%}, median {np.median(error):.1%}",
     ]
     axis.set_title("\n".join(title), fontsize=6, pad=3)
     axis.set_box_aspect(1)
-    _decades(axis, most=6)
+    _decades(axis, limit=6)
 
 
 @styled
@@ -224,7 +224,7 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     )
     axis.set_xlabel("arithmetic intensity in FLOP per byte")
     axis.set_ylabel("rate in FLOP/s")
-    _decades(axis, most=12)
+    _decades(axis, limit=12)
     axis.set_title(device.name)
     handles, labels = axis.get_legend_handles_labels()
     legend_below(figure, handles, labels, markerscale=1.8)
@@ -236,12 +236,12 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     return figure
 
 
-def _decades(axis: "Axes", most: int) -> None:
+def _decades(axis: "Axes", limit: int) -> None:
     """Set logarithmic axes with a limited number of labels, and marks in between."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(LogLocator(numticks=most))
+        side.set_major_locator(LogLocator(numticks=limit))
         side.set_minor_locator(LogLocator(subs="all", numticks=99))
         side.set_minor_formatter(NullFormatter())
 
@@ -297,11 +297,11 @@ def _joined(trace: MeasuredTrace) -> MeasuredTrace:
     start_s, end_s = trace.start_s[order], trace.end_s[order]
     has_gap = start_s[1:] - end_s[:-1] > _SEEN_GAP * trace.batch_time_s
     differs = (tags[:, 1:] != tags[:, :-1]).any(axis=0)
-    apart = has_gap | differs
+    starts_anew = has_gap | differs
 
     # An activity begins a new box unless it continues the pass before it.
     passes = (trace.phase[order] > 0) & (trace.kind[order] == ActivityKind.COMPUTE)
-    first = np.flatnonzero(np.r_[True, apart | ~passes[1:]])
+    first = np.flatnonzero(np.r_[True, starts_anew | ~passes[1:]])
     ends_s = np.maximum.reduceat(end_s, first)
     joined = trace.select(order[first])
     return replace(joined, end_s=ends_s)

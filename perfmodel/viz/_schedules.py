@@ -176,8 +176,8 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
             if f.schedule == name:
                 points.append((f.micro_batches, round(100 * f.bubble_fraction, 6)))
         curves.setdefault(tuple(sorted(points)), []).append(name)
-    most = int(WIDTHS_IN[width] * _CHARACTERS_PER_IN)
-    labels = [wrapped(", ".join(names), most) for names in curves.values()]
+    most_characters = int(WIDTHS_IN[width] * _CHARACTERS_PER_IN)
+    labels = [wrapped(", ".join(names), most_characters) for names in curves.values()]
     figure = new_figure(width, 2.2 + _LINE_IN * sum(label.count("\n") + 1 for label in labels))
     axis = figure.subplots()
     for i, (curve, label) in enumerate(zip(curves, labels, strict=True)):

@@ -123,15 +123,15 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
 def set_title(figure: "Figure", *lines: str) -> None:
     """Set a title, wrapped at the figure's width."""
     # A character of a proportional face is about half as wide as high.
-    most = int(figure.get_figwidth() * 72 / (_BODY * 0.56))
-    text = "\n".join(wrapped(line, most) for line in lines if line)
+    most_characters = int(figure.get_figwidth() * 72 / (_BODY * 0.56))
+    text = "\n".join(wrapped(line, most_characters) for line in lines if line)
     if text:
         figure.suptitle(text, x=0.01, ha="left", fontsize=_BODY)
 
 
-def wrapped(text: str, most: int) -> str:
+def wrapped(text: str, most_characters: int) -> str:
     """Wrap text to a width; layouts are broken after commas."""
-    return "\n".join(textwrap.wrap(re.sub(r",(?=\S)", ", ", text), most))
+    return "\n".join(textwrap.wrap(re.sub(r",(?=\S)", ", ", text), most_characters))
 
 
 def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
@@ -174,11 +174,11 @@ def device_ticks(axis: "Axes", devices: int, label: str) -> None:
 
     What they number stands beside the axis where there are rows enough, else in front of each.
     """
-    every = max(1, -(-devices // 16))
+    step = max(1, -(-devices // 16))
     short = label.split()[-1]
     before = f"{short} " if devices <= _FEW_ROWS else ""
     axis.set_ylim(devices, 0)
-    numbered = range(0, devices, every)
+    numbered = range(0, devices, step)
     axis.set_yticks([d + 0.5 for d in numbered], [f"{before}{d}" for d in numbered])
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)

@@ -170,8 +170,8 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
         )
         axis.set_title(f"{name}: busy {share.mean():.1%} of the step", pad=2)
         axis.set_ylabel("rank")
-        every = max(1, -(-ranks // 8))
-        axis.set_yticks(range(0, ranks, every))
+        step = max(1, -(-ranks // 8))
+        axis.set_yticks(range(0, ranks, step))
     axes[-1].set_xlabel(f"time in {unit}")
     bar = figure.colorbar(
         image,

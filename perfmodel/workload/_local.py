@@ -286,7 +286,7 @@ def require_whole_sequence(model: Model, local: ShardSizes, description: str) ->
 def divide(model: Model, reason: Reason, description: str, value: int, dimension: str, degree: int) -> None:
     """Raise `LayoutError` for `reason`, with the possible degrees, unless `degree` divides `value`."""
     if value % degree:
-        fitting = ", ".join(map(str, divisors(value, most=64)))
+        fitting = ", ".join(map(str, divisors(value, limit=64)))
         raise LayoutError(
             f"{model.name}: {description} not divisible by {dimension}={degree}; choose {dimension} among {fitting}",
             reason,

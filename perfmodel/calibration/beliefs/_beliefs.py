@@ -99,9 +99,9 @@ Events = dict[str, Located]
 def take(events: Events, position: int) -> Events:
     """Return a list that contains one event of a list."""
     for name, part in events.items():
-        at = np.flatnonzero(part.index == position)
-        if len(at):
-            return {name: Located(np.zeros(1, int), part.points.take(at), part.known[:, at])}
+        places = np.flatnonzero(part.index == position)
+        if len(places):
+            return {name: Located(np.zeros(1, int), part.points.take(places), part.known[:, places])}
     raise IndexError(position)
 
 
@@ -143,8 +143,8 @@ class Beliefs:
             group = self.groups.get(name)
             known = np.zeros((0, len(group_ops)))
             if group:
-                near = covariance(group.components, group.hyper, group.points, points)
-                known = solve_triangular(group.lower, near, lower=True)
+                cross_covariance = covariance(group.components, group.hyper, group.points, points)
+                known = solve_triangular(group.lower, cross_covariance, lower=True)
             events[name] = Located(index, points, known)
         return events
 

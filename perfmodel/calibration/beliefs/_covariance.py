@@ -70,12 +70,12 @@ class Hyperparameters:
 def shared_codes(component: Component, row_points: Points, column_points: Points) -> tuple[np.ndarray, np.ndarray]:
     """Integer codes that are equal if and only if points share the component's categories."""
     # Category by category, codes are renumbered, so that they stay small however many categories there are.
-    both = np.zeros(len(row_points) + len(column_points), dtype=np.int64)
+    codes = np.zeros(len(row_points) + len(column_points), dtype=np.int64)
     for name in component.same:
         values = np.concatenate([row_points.categories[name], column_points.categories[name]]).astype(str)
         _, code = np.unique(values, return_inverse=True)
-        both = np.unique(both * (code.max(initial=0) + 1) + code, return_inverse=True)[1]
-    return both[: len(row_points)], both[len(row_points) :]
+        codes = np.unique(codes * (code.max(initial=0) + 1) + code, return_inverse=True)[1]
+    return codes[: len(row_points)], codes[len(row_points) :]
 
 
 def correlation(

@@ -97,14 +97,14 @@ def with_layer_lists(
 
     # The guess holds if the stack of its rules is that of the lists.
     by_rule = Transformer(name="by rule", **fields).stack
-    wanted = []
+    lists = []
     for layer, sublayers in enumerate(by_rule):
         mixer = sublayers[0] if attention is None else attention[layer]
         behind = sublayers[1:] if feed_forward is None else feed_forward[layer]
-        wanted.append(mixer + behind)
-    if tuple(wanted) == by_rule:
+        lists.append(mixer + behind)
+    if tuple(lists) == by_rule:
         return fields
-    return fields | {"mixers": mixer_words(wanted)}
+    return fields | {"mixers": mixer_words(lists)}
 
 
 def _window_rule(attention: Sequence[str]) -> Fields:

@@ -72,8 +72,8 @@ def language_model(
     part = _part(config, part_key, place)
     if any(isinstance(part.get(key), dict) for key in LANGUAGE_PARTS):
         # Qwen-Omni's thinker is itself a model of several parts
-        inner, inner_family, more = language_model(part, place, version)
-        return inner, inner_family, [*left_out, *more]
+        inner, inner_family, further = language_model(part, place, version)
+        return inner, inner_family, [*left_out, *further]
     if version.partition(".")[0] == "5":
         part = _with_tie(part, config.get(TIE), family)
     # Parts of older files leave their family to the class of the whole model.
@@ -120,10 +120,10 @@ def _is_tower(key: str, part: Any) -> bool:
 def _tower(key: str, part: Mapping[str, Any]) -> str:
     """A sentence on a part that is left out, with its approximate number of parameters if its sizes are stated."""
     # The size tells a reader whether what is left out matters beside the language model.
-    what = key.removesuffix("_config").replace("_", " ")
+    tower = key.removesuffix("_config").replace("_", " ")
     parameters = encoder_parameters(part)
     size = f"of about {parameters / 1e9:.2f} B parameters " if parameters else ""
-    return f"the {what} tower {size}is left out; only the language model is counted"
+    return f"the {tower} tower {size}is left out; only the language model is counted"
 
 
 def encoder_parameters(part: Mapping[str, Any]) -> int:

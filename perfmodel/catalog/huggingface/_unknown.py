@@ -144,8 +144,8 @@ ASK: Final = "?"
 
 def unknown_model_type(family: str, known: Iterable[str], config: Mapping[str, Any]) -> PerfModelError:
     """The error for an unknown `model_type`; its note is a TOML of the model to complete."""
-    plain = family.removesuffix("_text")
-    reason = REASONS.get(plain, REASONS.get(_ALSO.get(plain, ""), ""))
+    family_name = family.removesuffix("_text")
+    reason = REASONS.get(family_name, REASONS.get(_ALSO.get(family_name, ""), ""))
     if reason:
         return cannot_describe(family, reason, config)
     remedy = "or complete the TOML below, save it and give --model mine.toml"

@@ -114,8 +114,8 @@ class Network:
             if self.gbit_per_s is None or self.family == "AWS EFA":
                 return replace(changed, adapters=count, scope="node")
             is_total = self.scope != "device" and self.adapters is None
-            each = self.gbit_per_s / count if is_total and count else self.gbit_per_s
-            return with_generation(replace(changed, adapters=count, gbit_per_s=each, scope="node"))
+            gbit_per_adapter = self.gbit_per_s / count if is_total and count else self.gbit_per_s
+            return with_generation(replace(changed, adapters=count, gbit_per_s=gbit_per_adapter, scope="node"))
         if count is None:
             # A rate alone is that of the adapters which the words count, else of each device's own.
             count = self.adapters

@@ -119,28 +119,28 @@ REMARKS: Final = frozenset({"remark", "nothing", "noun", "number", "filler", "un
 
 def tokens_of(text: str) -> Iterator[Token]:
     """Tokens of a text; words of no other kind are of kind `unknown`."""
-    at = 0
-    while at < len(text):
-        token = _token_at(text, at)
+    position = 0
+    while position < len(text):
+        token = _token_at(text, position)
         if token is None:
-            at += 1
+            position += 1
         else:
             yield token
-            at = token[1].end()
+            position = token[1].end()
 
 
-def _token_at(text: str, at: int) -> Token | None:
+def _token_at(text: str, position: int) -> Token | None:
     """The token that begins at a place of a text, None for spaces and punctuation."""
     # Kinds are tried in order, and the first that matches counts: `200 Gb/s` is
     # a rate before it is a number, and `RoCE v2` a name before `v2` is unknown.
-    is_punctuation = text[at].isspace() or text[at] in ",;:()[]/.-&"
+    is_punctuation = text[position].isspace() or text[position] in ",;:()[]/.-&"
     for kind, pattern in _LEXER:
         if is_punctuation and not kind.startswith("per_"):  # `/node`
             continue
-        match = pattern.match(text, at)
-        if match is not None and match.end() > at:
+        match = pattern.match(text, position)
+        if match is not None and match.end() > position:
             return kind, match
-    unknown = None if is_punctuation else _WORD.match(text, at)
+    unknown = None if is_punctuation else _WORD.match(text, position)
     return None if unknown is None else ("unknown", unknown)
 
 

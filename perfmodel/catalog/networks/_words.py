@@ -52,8 +52,8 @@ def read_network(text: str) -> Network:
         PerfModelError: a rate that no adapter of the name has, such as `4x HDR 400 GB/s`.
     """
     # `8xHDR` is a count and a name: apart, each is a token.
-    apart = _COUNT_BEFORE_NAME.sub(r"\1x ", text)
-    clauses = [clause for clause in _SEPARATOR.split(without_brackets(apart)) if clause.strip()]
+    spaced = _COUNT_BEFORE_NAME.sub(r"\1x ", text)
+    clauses = [clause for clause in _SEPARATOR.split(without_brackets(spaced)) if clause.strip()]
     described: list[AdapterSet] = []
     not_understood: list[str] = []
     absent = bool(_ABSENT.match(text))

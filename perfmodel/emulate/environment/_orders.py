@@ -194,7 +194,7 @@ class Conditions:
             self._together_s = end_s
             self._factors.clear()
 
-    def check_alive(self, members: tuple[int, ...], what: str) -> None:
+    def check_alive(self, members: tuple[int, ...], call: str) -> None:
         """Raise `EmulationError` if an emulated rank of the collective has died."""
         orders = self._orders
         if orders.fail_rank < 0:
@@ -202,4 +202,4 @@ class Conditions:
         # Calls are counted on the world group, which all ranks share, so `fail_call` means the same everywhere.
         self._calls += len(members) == orders.world_size
         if self._calls >= orders.fail_call and orders.fail_rank in members:
-            raise EmulationError(f"{what}: emulated rank {orders.fail_rank} failed, as requested by --fail")
+            raise EmulationError(f"{call}: emulated rank {orders.fail_rank} failed, as requested by --fail")

@@ -216,10 +216,10 @@ class EmulatedGroup(_ProcessGroup):
             return ""
         return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, feature: str) -> None:
         number = self._sequence.get("", 0)
         error = EmulationError(
-            f"rank {self._rank.orders.rank}: call #{number} of group {self.name_}: not emulated: {what}"
+            f"rank {self._rank.orders.rank}: call #{number} of group {self.name_}: not emulated: {feature}"
         )
         self._rank.fail(error)
         raise error

@@ -58,14 +58,14 @@ class _Installed:
         if not (self._orders.address or self._orders.wire):
             return self._make(size, place, ranks, backend, store, *rest, **named)
         # The script asked for NCCL or gloo; that is what torch must say when it is asked which backend a group has.
-        asked = self._c10d.BackendConfig(self._c10d.Backend(str(backend)))
+        requested = self._c10d.BackendConfig(self._c10d.Backend(str(backend)))
         used = self._c10d.Backend("gloo" if self._orders.wire else _NAME)
         group, store = self._make(size, place, ranks, used, store, *rest, **named)
         if first and self._orders.address:
             group.try_out()
         if store is not None:  # else this rank is no member
             self._c10d._world.pg_map[group] = (self._c10d.Backend(str(backend)), store)
-            self._c10d._world.pg_backend_config[group] = str(asked)
+            self._c10d._world.pg_backend_config[group] = str(requested)
         return group, store
 
     def _prompt(self, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -139,9 +139,9 @@ class Lane:
         """
         # Behind other calls it has to queue, like them on the lane's own thread.
         with self._counted:
-            alone = self._under_way == 0
-            self._under_way += alone
-        if not alone:
+            is_idle = self._under_way == 0
+            self._under_way += is_idle
+        if not is_idle:
             self.put(work)
             work.wait()
             return 0.0

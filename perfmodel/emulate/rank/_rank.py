@@ -73,7 +73,7 @@ class Rank:
         # A call in a warm loop takes less than one in a script, so caches are filled before each.
         memory = self._torch.ones(_COLD_FLOATS)
         matrix = self._torch.ones(256, 256)
-        asked, self.conditions = self.conditions, Conditions(self.orders.without_what_if())
+        conditions, self.conditions = self.conditions, Conditions(self.orders.without_what_if())
         self._trial = True
         for at_once in (False, True):
             times_s, cores_s = [], []
@@ -90,7 +90,7 @@ class Rank:
             # The median is what scripts meet; by quiet trials alone calls would come out 0.1 ms too long.
             self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self._trial = False
-        self.conditions = asked
+        self.conditions = conditions
         self.record.overhead_s = max(time_s for time_s, _ in self._overhead.values())
         # Trials are no calls of the script.
         self.record.collectives.clear()

@@ -190,9 +190,9 @@ def read_run(folder: Path) -> EmulatedRun:
         return EmulatedRun(tuple(ranks))
     peer: dict[str, Any] = json.loads((folder / PEER).read_text())
     operations = pd.DataFrame(peer["operations"], columns=list(OPERATION_COLUMNS))
-    moved = operations[["in_bytes", "out_bytes"]]
+    message_bytes = operations[["in_bytes", "out_bytes"]]
     n_messages = int(operations.messages.sum())
-    nbytes = int(moved.to_numpy().sum())
+    nbytes = int(message_bytes.to_numpy().sum())
     peer_run = PeerRun(peer["cpu_s"], peer["wall_s"], n_messages, nbytes, peer["compiled"])
     return EmulatedRun(tuple(_on_the_wire(rank, operations) for rank in ranks), peer_run)
 

@@ -207,8 +207,8 @@ def _moments_s(low_s: float, high_s: float, users: Sequence[User]) -> list[float
 
 def _free_share(moment_s: float, users: Sequence[User]) -> float:
     # Several collectives may want more than the whole core; the thread then gets nothing.
-    taken = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
-    return max(0.0, 1.0 - taken)
+    taken_share = sum(core_s / (end_s - start_s) for start_s, end_s, core_s in users if start_s <= moment_s < end_s)
+    return max(0.0, 1.0 - taken_share)
 
 
 _GATHERS: Final = {"forward": "param_gather", "backward": "param_gather_backward"}

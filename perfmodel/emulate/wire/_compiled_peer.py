@@ -143,7 +143,11 @@ class CompiledPeer(Peer):
         link = [*self._reals].index(group.rank)
         real = len({*group.members} & {*self._orders.real_ranks})
         # Groups of several real ranks with the same members are one ring.
-        ring = min(i for i, same in enumerate(self._groups) if (same.name, same.members) == (group.name, group.members))
+        ring = min(
+            i
+            for i, known_group in enumerate(self._groups)
+            if (known_group.name, known_group.members) == (group.name, group.members)
+        )
         source = group.members.index(group.source)
         self._library.peer_group(self._loop, len(group.members), group.place, link, int(real > 1), ring, source)
 

@@ -103,8 +103,8 @@ class Incoming:
 
     def room(self) -> memoryview:
         """Return the buffer for the next bytes."""
-        at = self.arrived % len(self.data)
-        return self.data[at : at + self.nbytes - self.arrived]
+        write_at = self.arrived % len(self.data)
+        return self.data[write_at : write_at + self.nbytes - self.arrived]
 
 
 @dataclass(eq=False, slots=True)
@@ -118,8 +118,8 @@ class _Outgoing:
 
     def ready(self) -> memoryview:
         """Return the bytes that can be sent now."""
-        there = len(self.data) if self.source is None else min(self.source.arrived, len(self.data))
-        return self.data[self.sent : there]
+        arrived = len(self.data) if self.source is None else min(self.source.arrived, len(self.data))
+        return self.data[self.sent : arrived]
 
 
 class Connection:
@@ -153,10 +153,10 @@ class Connection:
         Returns:
             Whether the other end is still there.
         """
-        taken = 0
+        read_bytes = 0
         try:
             # Bounded, so that one busy connection does not starve the others.
-            while taken < _MOST_AT_ONCE:
+            while read_bytes < _MOST_AT_ONCE:
                 # Two states: in the middle of a long message, whose rest goes straight to its place, or between
                 # messages.
                 incoming = self._incoming
@@ -172,7 +172,7 @@ class Connection:
                     self._open(place, arrived)
                 if got == 0:
                     return False
-                taken += got
+                read_bytes += got
         except BlockingIOError:
             return True
         except ConnectionError:
@@ -184,28 +184,28 @@ class Connection:
         box, at, have = self._box, 0, self._have
         # Many messages are headers alone; one read may bring dozens.
         while have - at >= HEADER.size:
-            _, what, slot, _, nbytes, _ = HEADER.unpack_from(box, at)
+            _, kind, slot, _, nbytes, _ = HEADER.unpack_from(box, at)
             at += HEADER.size
-            header = Header(what, slot, nbytes)
-            if what == DATA and nbytes:
-                incoming, there = place(header), min(nbytes, have - at)
-                incoming.room()[:there] = box[at : at + there]
-                incoming.arrived += there
-                at += there
+            header = Header(kind, slot, nbytes)
+            if kind == DATA and nbytes:
+                incoming, available = place(header), min(nbytes, have - at)
+                incoming.room()[:available] = box[at : at + available]
+                incoming.arrived += available
+                at += available
                 if not incoming.complete:
                     self._header = header
                     self._incoming = incoming
                     break
             arrived(header)
         # A header that is cut off waits at the front of the box for the rest.
-        rest = have - at
-        box[:rest] = box[at:have]
-        self._have = rest
+        remaining = have - at
+        box[:remaining] = box[at:have]
+        self._have = remaining
 
-    def send(self, what: int, slot: int, nbytes: int, data: memoryview | Incoming | None = None) -> None:
+    def send(self, kind: int, slot: int, nbytes: int, data: memoryview | Incoming | None = None) -> None:
         """Queue a message for `flush`; data that have not arrived yet are sent as they arrive."""
         data_bytes = 0 if data is None else nbytes
-        self._out.append(_Outgoing(memoryview(HEADER.pack(HEADER.size + data_bytes, what, slot, 0, nbytes, 0))))
+        self._out.append(_Outgoing(memoryview(HEADER.pack(HEADER.size + data_bytes, kind, slot, 0, nbytes, 0))))
         if data is None or not nbytes:
             return
         if isinstance(data, Incoming):
@@ -233,9 +233,9 @@ class Connection:
                 return
             done = 0
             for item, part in zip(out, parts, strict=False):
-                taken = min(sent, len(part))
-                item.sent += taken
-                sent -= taken
+                written = min(sent, len(part))
+                item.sent += written
+                sent -= written
                 if item.sent < len(item.data):
                     break
                 done += 1

@@ -243,11 +243,11 @@ class Peer:
         if end.peer not in end.group.ends:
             return
         # A socket can nearly always take more, so asking for that all the time would spin.
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.connection.sending else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.connection.sending else 0)
         key = self._selector.get_map().get(end.connection.socket.fileno())
         # A system call, so only on a change.
-        if key is not None and key.events != wanted:
-            self._selector.modify(end.connection.socket, wanted, end)
+        if key is not None and key.events != events:
+            self._selector.modify(end.connection.socket, events, end)
         if end.connection.stalled:
             self._stalled.add(end)
         else:

@@ -51,14 +51,14 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
         return {}
     # One file configures four engines, and the kind says whose block counts;
     # blocks of others may stand beside it unused.
-    kind, by_name, again, stage, distributed, on_host = (settings.get(name) for name in _ZERO)
+    kind, by_name, reshards, stage, distributed, on_host = (settings.get(name) for name in _ZERO)
     if kind == "DEEPSPEED":
         return stage_as_it_runs(WHOLE_OR_NONE.read(2 if stage is None else stage), settings.get(_DTYPE, ""))
     if kind == "MEGATRON_LM":
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
         return {"zero": 0}
-    fields = _sharded(by_name, again)
+    fields = _sharded(by_name, reshards)
     copies = _degree(settings, _COPIES[0])
     if copies > 1:
         # The file's own groups, instead of those of a node.
@@ -69,12 +69,14 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
     return fields | (fsdp_offload(fields["zero"], FLAG.read(on_host or False)) if fields["zero"] else {})
 
 
-def _sharded(by_name: Any, again: Any) -> Fields:
+def _sharded(by_name: Any, reshards: Any) -> Fields:
     """Return the ZeRO stage of FSDP, from the name of its strategy or from whether weights are resharded after the
     forward pass (FSDP2)."""
-    if by_name is None and (again is None or isinstance(again, bool) or str(again).lower() in ("true", "false")):
-        return {"zero": stage_of_resharding(again)}
-    name = again if by_name is None else by_name
+    if by_name is None and (
+        reshards is None or isinstance(reshards, bool) or str(reshards).lower() in ("true", "false")
+    ):
+        return {"zero": stage_of_resharding(reshards)}
+    name = reshards if by_name is None else by_name
     # `accelerate config` once wrote the number of a menu's line, counted from 1.
     number = int(name) if str(name).isdecimal() else 0
     strategy_name = _NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else name
@@ -286,9 +288,9 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
 
 def _with_precision(merged: Mapping[str, Entry]) -> dict[str, Entry]:
     """Entries with Accelerate's `mixed_precision` where DeepSpeed's file leaves the precision open."""
-    asked = merged.get(_DTYPE)
+    dtype = merged.get(_DTYPE)
     open_types = [name for name, entry in merged.items() if name in _HALVES and entry.value == AUTO]
-    if asked is None or not open_types:
+    if dtype is None or not open_types:
         return dict(merged)
     entries = {name: entry for name, entry in merged.items() if name not in open_types}
-    return entries | {name: replace(merged[name], value=name.startswith(str(asked.value))) for name in open_types}
+    return entries | {name: replace(merged[name], value=name.startswith(str(dtype.value))) for name in open_types}

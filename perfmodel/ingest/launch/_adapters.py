@@ -78,9 +78,9 @@ def _modules_of_pattern(pattern: str) -> tuple[AdapterModule, ...]:
     modules: list[AdapterModule] = []
     for product in (*_PRODUCTS, *_FEED_FORWARDS):
         if any(compiled.fullmatch(prefix + product) for prefix in _PREFIXES):
-            plain = product.rpartition(".")[2]
+            module = product.rpartition(".")[2]
             # Products that the table lacks are called in launch files as in `AdapterModule`.
-            modules += _BY_NAME[plain] if plain in _BY_NAME else (cast("AdapterModule", plain),)
+            modules += _BY_NAME[module] if module in _BY_NAME else (cast("AdapterModule", module),)
     return tuple(modules)
 
 
@@ -104,13 +104,13 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
     unknown = []
     for name in names:
         # peft also takes paths (`model.layers.0.self_attn.q_proj`): the last part is the product.
-        plain = str(name).rpartition(".")[2]
-        if plain in ("all-linear", "all"):
+        module = str(name).rpartition(".")[2]
+        if module in ("all-linear", "all"):
             modules += _ALL_LINEAR
-        elif plain in _BY_NAME:
-            modules += _BY_NAME[plain]
-        elif plain in get_args(AdapterModule):
-            modules.append(plain)  # pyright: ignore[reportArgumentType]
+        elif module in _BY_NAME:
+            modules += _BY_NAME[module]
+        elif module in get_args(AdapterModule):
+            modules.append(module)  # pyright: ignore[reportArgumentType]
         else:
             unknown.append(str(name))
     fields: Fields = {}

@@ -90,12 +90,12 @@ class Neighbours:
             LaunchFileError: it cannot be read.
         """
         # What the script writes replaces a file of that name.
-        plain = Path(name).name
-        if plain in self.written:
-            return NamedFile(self.folder / plain, self.written[plain])
+        file_name = Path(name).name
+        if file_name in self.written:
+            return NamedFile(self.folder / file_name, self.written[file_name])
         # Paths are those of the cluster; a copy of the files often lies in one folder.
         try:
-            path = next((path for path in (self.folder / name, self.folder / plain) if path.is_file()), None)
+            path = next((path for path in (self.folder / name, self.folder / file_name) if path.is_file()), None)
         except (OSError, ValueError):
             return None
         if path is None:

@@ -231,18 +231,18 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     if back.layout is None:
         raise LaunchFileError(f"{form.name} cannot run {layout.label}: {'; '.join(back.missing)}")
     # Fields that the file does not state follow from the framework on both sides and need no comparison.
-    wanted = vars(comparable(layout))
+    expected = vars(comparable(layout))
     got = vars(comparable(back.layout))
     if job is not None:
         stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
         stated = {name: value for name, value in stated.items() if value is not None}
-        wanted = wanted | {name: job.value(name) for name in stated}
+        expected = expected | {name: job.value(name) for name in stated}
         got = got | stated
-    lost = [name for name in got if wanted[name] != got[name]]
+    lost = [name for name in got if expected[name] != got[name]]
     if lost:
         # What is lost is named with why, and with the values that the framework would run instead.
         reasons = "; ".join(
-            f"{name}={written(wanted[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
+            f"{name}={written(expected[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
             for name in lost
             if name != "dp" or len(lost) == 1  # what is left for dp follows from the others
         )
@@ -350,10 +350,12 @@ def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:
 
 def _says(rule: Rule, stated: Mapping[str, Any], fields: Fields) -> bool:
     """Whether values agree with all fields that they state, and state at least one."""
-    said = _said(rule, stated)
-    if "model" in said:
-        return _same_model(said["model"], fields)
-    return bool(said) and all(fields.get(key) == value for key, value in said.items() if not key.startswith("note."))
+    written = _said(rule, stated)
+    if "model" in written:
+        return _same_model(written["model"], fields)
+    return bool(written) and all(
+        fields.get(key) == value for key, value in written.items() if not key.startswith("note.")
+    )
 
 
 _NOT_WRITTEN: Final = ("note.", "doubt.", "bucket_bytes")
@@ -364,8 +366,8 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
     """Whether a key that the format reads but does not write agrees with the fields."""
     owners = [rule for rule in form.table if key in rule.keys]
     for rule in owners:
-        said = _said(rule, {name: value for name, value in settings.items() if name in rule.keys})
-        claimed = {name: value for name, value in said.items() if not name.startswith(_NOT_WRITTEN)}
+        written = _said(rule, {name: value for name, value in settings.items() if name in rule.keys})
+        claimed = {name: value for name, value in written.items() if not name.startswith(_NOT_WRITTEN)}
         if any(fields.get(name) != value for name, value in claimed.items()):
             return False
     return bool(owners)
@@ -374,16 +376,16 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
 def _names_model(form: LaunchFormat, settings: Mapping[str, Any], fields: Fields) -> bool:
     """Whether the file names the model of the fields instead of describing it."""
     for rule in form.table:
-        said = _said(rule, {key: value for key, value in settings.items() if key in rule.keys})
-        if "model" in said and _same_model(said["model"], fields):
+        written = _said(rule, {key: value for key, value in settings.items() if key in rule.keys})
+        if "model" in written and _same_model(written["model"], fields):
             return True
     return False
 
 
 def _same_model(name: str, fields: Fields) -> bool:
     named = catalog_model(name)
-    wanted = catalog_model(fields["named"]) if "named" in fields else None
-    return named is not None and shape(named) == shape(wanted or model_of(fields, "", ""))
+    expected = catalog_model(fields["named"]) if "named" in fields else None
+    return named is not None and shape(named) == shape(expected or model_of(fields, "", ""))
 
 
 # --- settings as text of TOML, JSON and YAML ---------------------------------------------------------

@@ -28,8 +28,8 @@ _NARROW_NAMES: Final = (
 
 def bits_by_name(model: Any) -> int:
     """Bits of the weights of a checkpoint that is quantized by its name (`...-GPTQ`, `...-bnb-4bit`); 0 for others."""
-    plain = str(model).lower().replace("_", "-")
-    return next((bits for pattern, bits in _NARROW_NAMES if pattern.search(plain)), 0)
+    lower_name = str(model).lower().replace("_", "-")
+    return next((bits for pattern, bits in _NARROW_NAMES if pattern.search(lower_name)), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,18 +148,18 @@ def optimizer_fields(name: Any) -> Fields:
     `paged_adamw_8bit`, `torch.optim.AdamW`)."""
     if not isinstance(name, str):
         raise BadValue(f"must be the name of an optimizer, got {name!r}")
-    plain = name.rpartition(".")[2].lower()
-    known = next((optimizer for part, optimizer in _OPTIMIZER_WORDS if part in plain), None)
-    if known is None or any(part in plain for part in _NOT_PLAIN):
+    lower_name = name.rpartition(".")[2].lower()
+    known = next((optimizer for part, optimizer in _OPTIMIZER_WORDS if part in lower_name), None)
+    if known is None or any(part in lower_name for part in _NOT_PLAIN):
         return {"doubt.optimizer": f"memory may be wrong: optimizer {name} is predicted as Adam"}
     # bitsandbytes quantizes states block by block; of its optimizers only 8-bit Adam has a record of states here.
-    narrow = any(part in plain for part in ("8bit", "8_bit", "4bit"))
+    narrow = any(part in lower_name for part in ("8bit", "8_bit", "4bit"))
     if narrow and known == "adam":
         return {"optimizer": "adam8bit"}
     fields: Fields = {"optimizer": known}
     if narrow:
         fields["doubt.optimizer"] = f"memory may be wrong: the states of optimizer {name} are predicted in 16 bits"
-    if plain.startswith("paged"):
+    if lower_name.startswith("paged"):
         fields["note.optimizer"] = (
             f"optimizer {name} may move its states to the host, but the prediction keeps them on the device"
         )
@@ -251,17 +251,17 @@ def fsdp_fields(settings: Mapping[str, Any]) -> Fields:
         return settings.get(f"fsdp_config.{name}", settings.get(f"fsdp_config.fsdp_{name}"))
 
     strategy = next((word for word in options if word in _STRATEGIES), None) or option("sharding_strategy")
-    again = option("reshard_after_forward")
-    if strategy is None and not options and again is None and not _is_second(settings):
+    reshards = option("reshard_after_forward")
+    if strategy is None and not options and reshards is None and not _is_second(settings):
         return {}
     # Accelerate takes a strategy's name here too.
-    if strategy is None and again is not None and str(again).lower() not in ("true", "false"):
-        strategy = again
+    if strategy is None and reshards is not None and str(reshards).lower() not in ("true", "false"):
+        strategy = reshards
     if strategy is not None:
         name = str(strategy).upper()
         fields = sharding("_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name)
     else:
-        fields = {"zero": stage_of_resharding(again)}
+        fields = {"zero": stage_of_resharding(reshards)}
     on_host = "offload" in options or is_on(option("offload_params"))
     return fields | (fsdp_offload(fields["zero"], on_host) if fields["zero"] else {})
 

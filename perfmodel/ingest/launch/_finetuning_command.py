@@ -233,7 +233,7 @@ def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entr
     end = programs[0] if programs else len(texts)
 
     # A flag and its value stand in one word or in two.
-    rest = list(argv[:begin])
+    launcher_arguments = list(argv[:begin])
     entries: dict[str, Entry] = {}
     name = ""
     for word in argv[begin:end]:
@@ -244,8 +244,8 @@ def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entr
         elif name and entries[name].value is True:
             entries[name] = Entry(yaml_value(word.text), word.line)
         if name.replace("_", "-") in LAUNCHING:
-            rest.append(word)
-    return [*rest, *argv[end:]], entries
+            launcher_arguments.append(word)
+    return [*launcher_arguments, *argv[end:]], entries
 
 
 def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:

@@ -205,11 +205,11 @@ def _accelerate_entries(entries: Entries, neighbours: Neighbours) -> dict[str, E
 
 def _engine_by_name(named: Entry) -> dict[str, Entry]:
     """Settings implied by the name of an Accelerate file, such as `deepspeed_zero3.yaml` or `fsdp.yaml`."""
-    plain = Path(str(named.value)).name.lower()
+    file_name = Path(str(named.value)).name.lower()
     # Nearly all such files train in 16 bits.
     entries = {_ACCELERATE_BY_NAME: named, _PRECISION: replace(named, value="bf16")}
-    stage = _STAGE_IN_NAME.search(plain)
-    if "fsdp" in plain:
+    stage = _STAGE_IN_NAME.search(file_name)
+    if "fsdp" in file_name:
         entries["distributed_type"] = replace(named, value="FSDP")
     elif stage is not None:
         entries["distributed_type"] = replace(named, value="DEEPSPEED")
@@ -299,13 +299,13 @@ def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]
     # Files that come with the front ends are called after their stage (`ds_z3_offload_config.json`, `zero2.json`),
     # and are seldom copied beside the launch file.
     entries = {_BY_NAME: Entry(name, named.line)}
-    plain = Path(name).name.lower()
-    stage = _STAGE_IN_NAME.search(plain)
+    file_name = Path(name).name.lower()
+    stage = _STAGE_IN_NAME.search(file_name)
     if stage is None:
         return entries
     entries["zero_optimization.stage"] = Entry(int(stage[1]), named.line)
-    if "offload" in plain and "partial" not in plain and not _NO_OFFLOAD.search(plain):
-        if not plain.removesuffix(".json").endswith("params"):
+    if "offload" in file_name and "partial" not in file_name and not _NO_OFFLOAD.search(file_name):
+        if not file_name.removesuffix(".json").endswith("params"):
             entries["zero_optimization.offload_optimizer.device"] = Entry("cpu", named.line)
         # Only stage 3 can offload weights.
         if stage[1] == "3":

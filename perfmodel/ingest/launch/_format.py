@@ -138,9 +138,9 @@ class LaunchFormat:
         """
         values: dict[str, object] = {}
         for rule in self.table:
-            said = rule.write(fields).items()
+            written = rule.write(fields).items()
             # Two rules may write one key; the first is the one that the field is about.
-            values |= {name: value for name, value in said if value is not None and name not in values}
+            values |= {name: value for name, value in written if value is not None and name not in values}
         return values
 
 

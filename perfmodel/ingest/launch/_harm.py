@@ -148,8 +148,8 @@ def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) ->
 
 def listed(names: Sequence[str]) -> str:
     """Join names with commas, cut off after `MOST_NAMED`."""
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    unnamed = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def _plain(key: str) -> str:

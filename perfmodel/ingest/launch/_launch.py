@@ -369,9 +369,11 @@ def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is
     return _Degrees(dp, dp * group, micro, total)
 
 
-def _even(number: float, place: str, what: str) -> int:
+def _even(number: float, place: str, description: str) -> int:
     if number < 1 or not float(number).is_integer():
-        raise LaunchFileError(f"{place}: {what} is {number:g}, which is not a whole number; change the batch sizes")
+        raise LaunchFileError(
+            f"{place}: {description} is {number:g}, which is not a whole number; change the batch sizes"
+        )
     return int(number)
 
 

@@ -48,12 +48,12 @@ def expert_layers(frequency: Any, layers: int) -> list[bool]:
     # The shell may have divided an expression at its blanks.
     text = " ".join(map(str, frequency)) if isinstance(frequency, list) else str(frequency).strip()
     if text.lstrip("-").isdigit():
-        every = int(text)
-        if every == -1:  # MindSpeed: all of them
+        period = int(text)
+        if period == -1:  # MindSpeed: all of them
             return [True] * layers
-        if every < 1:
+        if period < 1:
             raise BadValue(f"must be at least 1, or -1 for all layers; got {frequency!r}")
-        return [layer % every == 0 for layer in range(layers)]
+        return [layer % period == 0 for layer in range(layers)]
     pattern = layer_list(text)
     if len(pattern) != layers:
         raise BadValue(f"describes {len(pattern)} layers, but the model has {layers}; got {frequency!r}")
@@ -66,19 +66,19 @@ def expert_fields(has_experts: Sequence[bool]) -> dict[str, Any]:
     layers = len(has_experts)
     if not any(has_experts):
         return {"experts.count": 1}
-    for every in range(1, layers + 1):
+    for period in range(1, layers + 1):
         for dense in range(layers):
-            if all(_regular(layer, dense, every) == has_experts[layer] for layer in range(layers)):
-                return {"experts.first_dense_layers": dense, "experts.every": every}
-        if every > 1 and layers % every == 0 and all(has_experts[i] == (i % every == 0) for i in range(layers)):
+            if all(_regular(layer, dense, period) == has_experts[layer] for layer in range(layers)):
+                return {"experts.first_dense_layers": dense, "experts.every": period}
+        if period > 1 and layers % period == 0 and all(has_experts[i] == (i % period == 0) for i in range(layers)):
             # Layers 0, n, 2 n, ... in place of n - 1, 2 n - 1, ...: the same work in each group of n.
-            return {"experts.first_dense_layers": 0, "experts.every": every}
+            return {"experts.first_dense_layers": 0, "experts.every": period}
     return {"model.mixers": " ".join("*E" if experts else "*-" for experts in has_experts)}
 
 
-def _regular(layer: int, dense: int, every: int) -> bool:
+def _regular(layer: int, dense: int, period: int) -> bool:
     """Whether `Experts.first_dense_layers` and `Experts.every` give a layer experts."""
-    return layer >= dense and (layer - dense + 1) % every == 0
+    return layer >= dense and (layer - dense + 1) % period == 0
 
 
 def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:

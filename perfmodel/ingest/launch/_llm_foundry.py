@@ -122,15 +122,15 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     return {"replicate": WHOLE.read(sizes[0])} if len(sizes) == 2 else {}
 
 
-def stage_of_resharding(again: Any) -> int:
+def stage_of_resharding(reshards: Any) -> int:
     """The ZeRO stage of torch's FSDP2, which has no named strategies.
 
     Weights that are not sharded again after forward stay gathered for backward, as in stage 2.
 
     Args:
-        again: whether they are (`reshard_after_forward`); None where a file does not say it.
+        reshards: whether they are (`reshard_after_forward`); None where a file does not say it.
     """
-    return 3 if again is None or FLAG.read(again) else 2
+    return 3 if reshards is None or FLAG.read(reshards) else 2
 
 
 def fsdp_offload(zero: int, on_host: bool) -> Fields:

@@ -107,11 +107,11 @@ def _scales(scale: int) -> dict[str, int]:
     feed-forward double first, then the width, then the layers."""
     if scale < 1 or scale & (scale - 1):
         raise BadValue(f"must be a power of 2, got {scale!r}")
-    base, rest = divmod(scale.bit_length() - 1, 3)
-    wide = 2 ** (base + (rest > 0))
+    base, remaining = divmod(scale.bit_length() - 1, 3)
+    wide = 2 ** (base + (remaining > 0))
     return {
         "base_num_decoder_layers": 2**base,
-        "base_emb_dim": 2 ** (base + (rest > 1)),
+        "base_emb_dim": 2 ** (base + (remaining > 1)),
         "base_num_query_heads": wide,
         "base_num_kv_heads": wide,
         "base_mlp_dim": wide,
@@ -288,9 +288,9 @@ def _write_experts(fields: Fields) -> Mapping[str, Any]:
         "base_moe_mlp_dim": fields.get("experts.ffn_hidden"),
         "first_num_dense_layers": fields.get("experts.first_dense_layers") or None,
     }
-    every = fields.get("experts.every", 1)
-    if every > 1:
-        written["interleave_moe_layer_step"] = every
+    period = fields.get("experts.every", 1)
+    if period > 1:
+        written["interleave_moe_layer_step"] = period
     return written
 
 

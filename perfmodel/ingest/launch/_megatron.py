@@ -70,17 +70,17 @@ def world_of(settings: Mapping[str, Any]) -> Fields:
             )
             return {"note.devices": f"{unknown}; give --devices"}
     nodes = _number(settings, "nnodes", "num-nodes") or scheduled.get("nodes")
-    each = _number(settings, "nproc-per-node", "num-gpus")
+    per_node = _number(settings, "nproc-per-node", "num-gpus")
     # A hostfile lists the nodes; it lies on the cluster, so that one node is all that can be said.
-    if each is not None and nodes is None and settings.get("hostfile"):
+    if per_node is not None and nodes is None and settings.get("hostfile"):
         hostfile = settings["hostfile"]
         guess = (
-            f"devices={each} is a guess: the nodes are listed in {hostfile}, which perfmodel does not read; "
+            f"devices={per_node} is a guess: the nodes are listed in {hostfile}, which perfmodel does not read; "
             "give --devices"
         )
-        return {"devices": each, "note.devices": guess}
-    if each is not None:
-        return {"devices": (nodes or 1) * each}
+        return {"devices": per_node, "note.devices": guess}
+    if per_node is not None:
+        return {"devices": (nodes or 1) * per_node}
     processes = _number(settings, "num-processes", "worker-num")
     if processes is not None:
         return {"devices": processes}
@@ -109,8 +109,8 @@ def _number(settings: Mapping[str, Any], *names: str) -> int | None:
 
 
 def _write_world(fields: Fields) -> Mapping[str, Any]:
-    nodes, each = nodes_of(fields)
-    return {"nproc-per-node": each, "nnodes": nodes}
+    nodes, per_node = nodes_of(fields)
+    return {"nproc-per-node": per_node, "nnodes": nodes}
 
 
 def _zero(settings: Mapping[str, Any]) -> Fields:
@@ -216,8 +216,8 @@ def _attention(settings: Mapping[str, Any]) -> Fields:
         return {"flash_attention": settings["attention-backend"] not in ("unfused", "local")}
     # Before `--attention-backend`, Transformer Engine chose a fused kernel by itself, and only the local layers
     # needed to be asked for one.
-    asked = any(settings.get(name) for name in _FLASH)
-    return {"flash_attention": asked or settings.get("transformer-impl") != "local"}
+    is_requested = any(settings.get(name) for name in _FLASH)
+    return {"flash_attention": is_requested or settings.get("transformer-impl") != "local"}
 
 
 def _write_attention(fields: Fields) -> Mapping[str, Any]:

@@ -77,16 +77,18 @@ def _stages(arguments: Mapping[str, Any]) -> Fields:
     if not idle or "num-layers" not in arguments or pp == 1:
         return {}
     layers = WHOLE.read(arguments["num-layers"])
-    each = WHOLE.read(arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
-    if layers % (pp * each):
-        raise BadValue(f"layers cannot be divided into {pp} stages of {each}; got {arguments['num-layers']!r}")
+    layers_per_chunk = WHOLE.read(arguments.get("num-layers-per-virtual-pipeline-stage", max(1, layers // pp)))
+    if layers % (pp * layers_per_chunk):
+        raise BadValue(
+            f"layers cannot be divided into {pp} stages of {layers_per_chunk}; got {arguments['num-layers']!r}"
+        )
     # MindSpeed counts idle layers to make stages of equal length: a model of 61 layers says 64, of which 3 do nothing.
     sizes = [0] * pp
     for layer in range(layers):
         # Stages take their chunks of layers in turn.
-        sizes[layer // each % pp] += layer not in idle
+        sizes[layer // layers_per_chunk % pp] += layer not in idle
     # Layers per chunk are counted with idle ones, which the model no longer has: chunks are stated instead.
-    return {"partition": tuple(sizes), "vpp": layers // (pp * each), "layers_per_chunk": None}
+    return {"partition": tuple(sizes), "vpp": layers // (pp * layers_per_chunk), "layers_per_chunk": None}
 
 
 _LORA: Final = ("lora-r", "lora-rank", "use-lora", "lora-alpha", "lora-dropout", "lora-target-modules", "qlora")
@@ -236,8 +238,8 @@ def _slime(arguments: Mapping[str, Any]) -> Fields:
     lengths = "sequences are as long as the data"
     if stated(arguments, "use-dynamic-batch-size") and "max-tokens-per-gpu" in arguments:
         lengths += f", packed into passes of {WHOLE.read(arguments['max-tokens-per-gpu'])} tokens"
-    taken = "the model's own length" if longest is None else f"--rollout-max-response-len {longest}"
-    fields["doubt.lengths"] = f"the batch may be wrong: {lengths}, but {taken} is predicted; give --seq-len"
+    length_text = "the model's own length" if longest is None else f"--rollout-max-response-len {longest}"
+    fields["doubt.lengths"] = f"the batch may be wrong: {lengths}, but {length_text} is predicted; give --seq-len"
     if as_list(arguments.get("loss-type"))[:1] != ["sft_loss"]:
         fields["doubt.stage"] = (
             "what is trained may be wrong: text is generated and scored before every step, but only the training step "

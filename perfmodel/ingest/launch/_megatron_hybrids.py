@@ -112,8 +112,8 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
     value = arguments[_EVERY]
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value).strip()
     if text.isdigit():
-        every = WHOLE.read(text)
-        attends = [(layer + 1) % every == 0 for layer in range(len(has_experts))]
+        period = WHOLE.read(text)
+        attends = [(layer + 1) % period == 0 for layer in range(len(has_experts))]
     else:
         attends = [number == 0 for number in layer_list(text)]
     if len(attends) != len(has_experts):

@@ -210,15 +210,15 @@ def _count_experts(value: Any) -> int:
 
 def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
     dense = fields.get("experts.first_dense_layers", 0)
-    every = fields.get("experts.every", 1)
-    if not dense and every == 1:
+    period = fields.get("experts.every", 1)
+    if not dense and period == 1:
         return {}
     # Megatron evaluates this expression of lists: dense layers, whole groups, and dense layers that fill no group.
-    groups, rest = divmod(fields["model.layers"] - dense, every)
+    groups, remainder = divmod(fields["model.layers"] - dense, period)
     parts = [f"[0]*{dense}"] if dense else []
-    parts.append(f"([0]*{every - 1}+[1]*1)*{groups}" if every > 1 else f"[1]*{groups}")
-    if rest:
-        parts += [f"[0]*{rest}"]
+    parts.append(f"([0]*{period - 1}+[1]*1)*{groups}" if period > 1 else f"[1]*{groups}")
+    if remainder:
+        parts += [f"[0]*{remainder}"]
     return {"moe-layer-freq": f"({'+'.join(parts)})"}
 
 
@@ -269,8 +269,10 @@ _EXPERTS: Final = (
 
 def _latent(arguments: Mapping[str, Any]) -> Fields:
     """Latent attention, with Megatron-Core's default sizes."""
-    asked = any(arguments.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention"))
-    if not asked:
+    is_requested = any(
+        arguments.get(name) is True for name in ("multi-latent-attention", "multi-head-latent-attention")
+    )
+    if not is_requested:
         return {}
     return {f"latent.{name}": size for name, size in LATENT_DEFAULTS.items()}
 
@@ -381,11 +383,11 @@ def _window(arguments: Mapping[str, Any]) -> Fields:
     before = WHOLE_OR_NONE.read(str(parts[0]).strip())
     # Core's pair counts the tokens beside the query's own, MindSpeed's number all of them.
     fields: Fields = {"model.window": before + 1 if "window-size" in arguments else before}
-    every = arguments.get("window-attn-skip-freq")
-    if every is not None and str(every).isdecimal():
-        fields["model.full_attention_every"] = WHOLE.read(every)
-    elif every is not None:
-        raise BadValue(f"must be a whole number n (every n-th layer has full attention); got {every!r}")
+    period = arguments.get("window-attn-skip-freq")
+    if period is not None and str(period).isdecimal():
+        fields["model.full_attention_every"] = WHOLE.read(period)
+    elif period is not None:
+        raise BadValue(f"must be a whole number n (every n-th layer has full attention); got {period!r}")
     return fields
 
 

@@ -101,8 +101,8 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
     def write(fields: Fields) -> Mapping[str, Any]:
         modules = tuple(module for module in fields.get("recompute_modules", ()) if module in _MODULES)
         # The core of attention alone is Megatron's default, and needs no words.
-        said = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
-        return {name: joined(modules) if said else None}
+        is_default = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
+        return {name: joined(modules) if is_default else None}
 
     return Rule(keys=(name,), read=read, write=write)
 
@@ -134,9 +134,9 @@ def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
 
 def nodes_of(fields: Fields) -> tuple[int, int]:
     """Number of nodes and devices per node; a single node if the devices do not fill whole nodes."""
-    devices, each = fields["devices"], fields["devices_per_node"]
-    each = each if devices % each == 0 else devices
-    return devices // each, each
+    devices, per_node = fields["devices"], fields["devices_per_node"]
+    per_node = per_node if devices % per_node == 0 else devices
+    return devices // per_node, per_node
 
 
 def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
@@ -156,21 +156,25 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         all_layers = WHOLE.read(settings[layers])
         # An end without a number of its own shares the rest with the stages between.
         equal_stages = stated.count(None) + pp - 2
-        rest = all_layers - sum(number or 0 for number in stated)
-        if rest < 0 or (equal_stages and rest % equal_stages) or (not equal_stages and rest):
+        remaining_layers = all_layers - sum(number or 0 for number in stated)
+        if (
+            remaining_layers < 0
+            or (equal_stages and remaining_layers % equal_stages)
+            or (not equal_stages and remaining_layers)
+        ):
             raise BadValue(
-                f"leaves {rest} of {all_layers} layers to {equal_stages} stages, and {rest} is not a multiple "
-                f"of {equal_stages}"
+                f"leaves {remaining_layers} of {all_layers} layers to {equal_stages} stages, and {remaining_layers} is "
+                f"not a multiple of {equal_stages}"
             )
-        each = rest // equal_stages if equal_stages else 0
-        first, last = (each if number is None else number for number in stated)
-        return {"partition": (first, *[each] * (pp - 2), last)}
+        layers_per_stage = remaining_layers // equal_stages if equal_stages else 0
+        first, last = (layers_per_stage if number is None else number for number in stated)
+        return {"partition": (first, *[layers_per_stage] * (pp - 2), last)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
         # Only the two ends can differ, and all stages between must be equal.
         cut = list(fields.get("partition") or ()) if "model.layers" in fields else []
-        said = len(cut) == fields["pp"] >= 2 and len(set(cut[1:-1])) <= 1
-        return {ends[0]: cut[0], ends[1]: cut[-1]} if said else {}
+        is_default = len(cut) == fields["pp"] >= 2 and len(set(cut[1:-1])) <= 1
+        return {ends[0]: cut[0], ends[1]: cut[-1]} if is_default else {}
 
     return Rule(keys=(*ends, layers, stages), read=read, write=write)
 

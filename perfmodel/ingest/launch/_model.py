@@ -127,13 +127,13 @@ def catalog_model(name: str) -> Model | None:
 
 
 def _of_catalog(model: Transformer) -> Model | None:
-    wanted = shape(model)
+    expected = shape(model)
     same_shape = []
     for candidate in map(catalog.model, catalog.models()):
         if not isinstance(candidate, Transformer):
             continue
         # Sizes first: the shape of a whole model is slow to compare.
-        if (candidate.layers, candidate.hidden) == (model.layers, model.hidden) and shape(candidate) == wanted:
+        if (candidate.layers, candidate.hidden) == (model.layers, model.hidden) and shape(candidate) == expected:
             same_shape.append(candidate)
     # Versions of one model may differ in the length of their sequences alone.
     return min(same_shape, key=lambda candidate: candidate.seq_len != model.seq_len, default=None)

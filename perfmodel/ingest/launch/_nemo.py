@@ -127,15 +127,15 @@ _MODEL: Final = (
 
 def _nemo_world(settings: Mapping[str, Any]) -> Fields:
     # Lightning also takes "auto" or a list of indices here, which say nothing of the devices of a job.
-    each = settings.get("trainer.devices")
-    if not isinstance(each, int):
+    per_node = settings.get("trainer.devices")
+    if not isinstance(per_node, int):
         return {}
-    return {"devices": each * WHOLE.read(settings.get("trainer.num_nodes", 1))}
+    return {"devices": per_node * WHOLE.read(settings.get("trainer.num_nodes", 1))}
 
 
 def _write_nemo_world(fields: Fields) -> Mapping[str, Any]:
-    nodes, each = nodes_of(fields)
-    return {"trainer.devices": each, "trainer.num_nodes": nodes}
+    nodes, per_node = nodes_of(fields)
+    return {"trainer.devices": per_node, "trainer.num_nodes": nodes}
 
 
 _SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
@@ -174,8 +174,8 @@ def _activation(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_activation(fields: Fields) -> Mapping[str, Any]:
-    wanted = (fields.get("model.activation"), fields.get("model.gated_ffn"))
-    return {"model.activation": words(_ACTIVATIONS).write(wanted)}
+    activation = (fields.get("model.activation"), fields.get("model.gated_ffn"))
+    return {"model.activation": words(_ACTIVATIONS).write(activation)}
 
 
 _POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "alibi", "none": "none"}

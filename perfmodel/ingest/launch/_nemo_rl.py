@@ -112,11 +112,11 @@ def _batches(settings: Mapping[str, Any]) -> Fields:
     """Batches, which count samples; a preference sample is two sequences."""
     if not any(name in settings for name in _BATCHES):
         return {}
-    each = 2 if any(name in settings for name in _PAIRS) else 1
+    sequences_per_sample = 2 if any(name in settings for name in _PAIRS) else 1
     fields = {}
     for name, field in zip(_BATCHES, ("global_batch", "micro_batch"), strict=True):
         if name in settings:
-            fields[field] = each * WHOLE.read(settings[name])
+            fields[field] = sequences_per_sample * WHOLE.read(settings[name])
     return fields
 
 

@@ -115,9 +115,9 @@ def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
     if actor is None:
         return
     # What the command says of the actor's own training is handed back as the question to ask.
-    asked = [f"--model {'NAME' if undefined(actor) else actor}", f"--devices {_devices(entries)}"]
+    flags = [f"--model {'NAME' if undefined(actor) else actor}", f"--devices {_devices(entries)}"]
     for flag, names in _ASKED.items():
-        asked.append(f"--{flag} {_stated(entries, *names)}")
+        flags.append(f"--{flag} {_stated(entries, *names)}")
     layout = ["dp=N"]
     for field, names in _LAYOUT.items():
         value = _stated(entries, *names)
@@ -125,7 +125,7 @@ def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
             layout.append(f"{field}={value}")
     raise LaunchFileError(
         f"{place}: it trains by reinforcement: an actor generates text, further models score it, and several are "
-        f"trained; perfmodel predicts one model's training step; for the actor's, give {' '.join(asked)} --layout "
+        f"trained; perfmodel predicts one model's training step; for the actor's, give {' '.join(flags)} --layout "
         f"{','.join(layout)} and no --from"
     )
 
@@ -164,8 +164,8 @@ def _stated(entries: Mapping[str, Entry], *names: str) -> str:
 
 
 def _devices(entries: Mapping[str, Entry]) -> str:
-    for each, nodes in _WORLDS:
-        numbers = [_stated(entries, each), _stated(entries, nodes) if nodes in entries else "1"]
+    for per_node, nodes in _WORLDS:
+        numbers = [_stated(entries, per_node), _stated(entries, nodes) if nodes in entries else "1"]
         if all(number.isdecimal() for number in numbers):
             return str(int(numbers[0]) * int(numbers[1]))
     return _OPEN

@@ -161,8 +161,8 @@ def _overrides(command: Command) -> dict[str, Entry]:
 def _world(command: Command, job: Mapping[str, int]) -> dict[str, Entry]:
     """Devices of the job: nodes from variables or the scheduler, times the devices per node (eight by default)."""
     settings: dict[str, Any] = {**processes_in_variables(command), **scheduled_settings(job)}
-    each = command.variables.get("GPUS_PER_NODE", "")
-    settings.setdefault("nproc-per-node", each if each.isdecimal() else str(_USUAL_DEVICES))
+    per_node = command.variables.get("GPUS_PER_NODE", "")
+    settings.setdefault("nproc-per-node", per_node if per_node.isdecimal() else str(_USUAL_DEVICES))
     texts = [word.text for word in command.argv]
     for i, text in enumerate(texts[:-1]):
         if text in ("-N", "--nodes") and texts[i + 1].isdecimal():

@@ -218,17 +218,17 @@ def launch_format(name: str) -> LaunchFormat:
         UnknownNameError: no format serves it.
     """
     # Formats that are only read get a refusal with what to do instead, not "unknown".
-    plain = name.partition("@")[0].strip().lower()
+    framework = name.partition("@")[0].strip().lower()
     for form in FORMATS:
-        if plain == form.name or plain in form.frameworks:
+        if framework == form.name or framework in form.frameworks:
             return form
-    if plain == LEVANTER.name:
+    if framework == LEVANTER.name:
         raise LaunchFileError(
-            f"{plain}: perfmodel reads its files but does not write them; set the keys of the layout by hand"
+            f"{framework}: perfmodel reads its files but does not write them; set the keys of the layout by hand"
         )
-    if plain in [form.name for form in FINETUNING]:
+    if framework in [form.name for form in FINETUNING]:
         raise LaunchFileError(
-            f"{plain}: perfmodel reads its files but does not write them; give --framework deepspeed and a "
+            f"{framework}: perfmodel reads its files but does not write them; give --framework deepspeed and a "
             "file name that ends in .json"
         )
     frameworks: list[str] = []

@@ -173,13 +173,13 @@ def _merged_tables(root: Any) -> set[int]:
     # An explicit stack: a stranger's file may nest deeper than Python's own
     # recursion goes, and aliases may form a ring.
     tables: set[int] = set()
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: list[Any] = [root]
     while waiting:
         node = waiting.pop()
-        if id(node) in seen or not isinstance(node.value, list):
+        if id(node) in visited or not isinstance(node.value, list):
             continue
-        seen.add(id(node))
+        visited.add(id(node))
         for item in node.value:
             key_node, child = item if isinstance(item, tuple) else (None, item)
             if key_node is not None and key_node.value == "<<":
@@ -238,16 +238,16 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
     merged_tables = _merged_tables(root)
 
     def walk(node: yaml.MappingNode, prefix: str, is_merged: bool) -> None:
-        seen: set[str] = set()
+        visited: set[str] = set()
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
                 if _is_template(text, line):
                     raise _template_error(place, line)
                 raise broken(place, line, "a key must be plain text, as in `key: value`; fix this line")
-            if key_node.value in seen and key_node.value != "<<" and notes is not None:
+            if key_node.value in visited and key_node.value != "<<" and notes is not None:
                 notes.append(f"{prefix}{key_node.value} appears twice; the last value counts (line {line})")
-            seen.add(key_node.value)
+            visited.add(key_node.value)
         try:
             # Replaces `<<` by the pairs that it stands for, in front of the table's own.
             loader.flatten_mapping(node)

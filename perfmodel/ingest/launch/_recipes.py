@@ -155,10 +155,10 @@ def _of_performance_script(command: Command, place: str) -> LaunchFileError:
         value = next((texts[texts.index(name) + 1] for name in names if name in texts[:-1]), "")
         if value and "$" not in value:
             stated.append(f"{flag} {value}")
-    asked = f" (it asks for {', '.join(stated)})" if stated else ""
+    request = f" (it asks for {', '.join(stated)})" if stated else ""
     return LaunchFileError(
         f"{place}, line {command.argv[0].line}: setup_experiment.py takes its settings from Megatron-Bridge's "
-        f"scripts/performance/configs, which are not read{asked}; give --model, --devices, --global-batch, --layout "
+        f"scripts/performance/configs, which are not read{request}; give --model, --devices, --global-batch, --layout "
         "and so on, or add the lines that perfmodel hook megatron-bridge prints and give the file that they write"
     )
 
@@ -230,9 +230,9 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     else:
         # Flags win over variables, and these over the defaults of run_train.sh.
         names = {}
-        for variable, usual in _TITAN_DEFAULTS.items():
+        for variable, default in _TITAN_DEFAULTS.items():
             flag = flags.get(variable.lower())
-            names[variable] = str(flag.value) if flag else command.variables.get(variable, usual)
+            names[variable] = str(flag.value) if flag else command.variables.get(variable, default)
         entries = recipe_entries("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
     source = Source(place=place, entries=entries | stated, notes=notes)
     return torchtitan_entries(source)

@@ -65,15 +65,15 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
 
 def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:
     """Key (empty for none) and value of a reference; None if unknown."""
-    kind, colon, rest = text.partition(":")
+    kind, colon, target = text.partition(":")
     if colon:
-        first, comma, default = (part.strip() for part in rest.partition(","))
+        first, comma, default = (part.strip() for part in target.partition(","))
         # Resolvers of OmegaConf and of NeMo; all others need the framework to run.
         if kind in ("oc.env", "env"):
             value = os.environ.get(first, default if comma else None)
             return None if value is None else ("", _scalar(value))
         if kind in RESOLVERS and comma:
-            operands = [_scalar(part.strip()) for part in rest.split(",")]
+            operands = [_scalar(part.strip()) for part in target.split(",")]
             if len(operands) <= MOST_OPERANDS and all(isinstance(operand, int) for operand in operands):
                 result = RESOLVERS[kind](operands)
                 return None if result is None else ("", _scalar(str(result)))

@@ -84,7 +84,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def _whole(least: int) -> Callable[[Any], int]:
+def _whole(minimum: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         text = _first(value)
         if isinstance(text, float) and text.is_integer():
@@ -92,8 +92,8 @@ def _whole(least: int) -> Callable[[Any], int]:
         if isinstance(text, str) and text.replace("_", "").lstrip("-").isdigit():
             text = int(text)
         # In Python True is an integer, but `tensor-parallel: true` is a mistake and no degree of 1.
-        if isinstance(text, bool) or not isinstance(text, int) or text < least:
-            raise BadValue(f"must be a whole number of at least {least}, got {value!r}")
+        if isinstance(text, bool) or not isinstance(text, int) or text < minimum:
+            raise BadValue(f"must be a whole number of at least {minimum}, got {value!r}")
         return text
 
     return read
@@ -199,12 +199,14 @@ def accumulated(fields: Fields, unstated: str) -> int:
     """Micro-batches per replica and step (raises `LaunchFileError`, which begins with `unstated`, if no global batch is
     known)."""
     # One pass of all replicas works on `each` sequences; a step is a whole number of such passes.
-    total, each = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
+    total, per_micro_batch = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
     if not total:
         raise LaunchFileError(f"{unstated}; the global batch must be given too")
-    if total % each:
-        raise LaunchFileError(f"global batch {total}: not a multiple of dp*micro_batch = {each}; use a multiple")
-    return total // each
+    if total % per_micro_batch:
+        raise LaunchFileError(
+            f"global batch {total}: not a multiple of dp*micro_batch = {per_micro_batch}; use a multiple"
+        )
+    return total // per_micro_batch
 
 
 def layers_per_stage(fields: Fields, who: str, remedy: str) -> int:

@@ -123,7 +123,7 @@ def vocabulary_rule(
         for key in sizes:
             if key in settings:
                 return {"model.vocab": WHOLE.read(settings[key])}
-        more = sum(WHOLE_OR_NONE.read(settings[key]) for key in added if key in settings)
+        added_tokens = sum(WHOLE_OR_NONE.read(settings[key]) for key in added if key in settings)
         # One tokenizer serves models with embeddings of several sizes, between which the rows beyond it decide.
         for key in types if EXTRA in settings else ():
             size = padded_vocabulary(settings.get(key), WHOLE_OR_NONE.read(settings[EXTRA]))
@@ -132,13 +132,13 @@ def vocabulary_rule(
         for key in types:
             size = vocabulary_of_type(settings.get(key))
             if size is not None:
-                return {"model.vocab": size + more}
+                return {"model.vocab": size + added_tokens}
         # Forks call types after families too (`QwenTokenizerFS`, `DeepSeekV3Tokenizer`); a name or path says more.
         for key in (*names, *types):
             size = vocabulary_of(settings.get(key))
             if size is not None:
                 return {
-                    "model.vocab": size + more,
+                    "model.vocab": size + added_tokens,
                     "note.vocabulary": f"a vocabulary of {size:,}, as the tokenizer {settings[key]} has",
                 }
         return {}

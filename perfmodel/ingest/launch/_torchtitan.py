@@ -61,11 +61,11 @@ def _model(settings: Mapping[str, Any]) -> Fields:
 def _write_model(fields: Fields) -> Mapping[str, Any]:
     name = fields.get("named")
     # By its sizes first, since a model of the catalog may be a flavor under another name.
-    wanted = shape(catalog_model(name)) if name else None
-    if name is None or wanted is None:
+    expected = shape(catalog_model(name)) if name else None
+    if name is None or expected is None:
         return {}
     for (family, flavor), known in _FLAVORS.items():
-        if shape(catalog_model(known)) == wanted:
+        if shape(catalog_model(known)) == expected:
             return {"model.name": family, "model.flavor": flavor}
     for family, start in _FAMILIES.items():
         if name.startswith(start):
@@ -148,8 +148,8 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
     # A schedule takes its own number of virtual stages where the file does not say how many layers each has.
     if fields["vpp"] in (1, SCHEDULES[name][1]):
         return {_SCHEDULE[0]: name}
-    each = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "use another vpp")
-    return {_SCHEDULE[0]: name, _SCHEDULE[1]: each}
+    layers_per_chunk = layers_per_stage(fields, f"vpp={fields['vpp']}: torchtitan", "use another vpp")
+    return {_SCHEDULE[0]: name, _SCHEDULE[1]: layers_per_chunk}
 
 
 _BATCH: Final = (
@@ -268,9 +268,9 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
     if full_layers and layers_per_stage and len(set(full_layers)) == 1:
         # Every n-th layer of a stage is repeated as a whole: the n whose count comes out at the layout's number.
-        for every in range(2, 1 + int(layers_per_stage)):
-            if max(1, round(layers_per_stage / every)) == full_layers[0]:
-                return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(every)}
+        for period in range(2, 1 + int(layers_per_stage)):
+            if max(1, round(layers_per_stage / period)) == full_layers[0]:
+                return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(period)}
         return {}
     if fields["recompute"] == "selective":
         return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: "op"}

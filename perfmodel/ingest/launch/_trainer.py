@@ -49,12 +49,12 @@ def _number(settings: Mapping[str, Any], *names: str) -> int | None:
 def world_fields(settings: Mapping[str, Any]) -> Fields:
     """Devices of the job: Accelerate files and argument dumps state the total, other launchers the devices per node."""
     # Accelerate's `--num_processes` counts all machines, torchrun's `--nproc_per_node` one of them.
-    every = _number(settings, "num_processes", "world_size")
+    processes = _number(settings, "num_processes", "world_size")
     nodes = _number(settings, "nnodes", "num_nodes", "num_machines")
-    each = _number(settings, "nproc_per_node", "num_gpus")
-    if every is None and each is None:
+    per_node = _number(settings, "nproc_per_node", "num_gpus")
+    if processes is None and per_node is None:
         return {"nodes": nodes} if nodes else {}
-    fields: Fields = {"devices": every if every is not None else (nodes or 1) * (each or 1)}
+    fields: Fields = {"devices": processes if processes is not None else (nodes or 1) * (per_node or 1)}
     return fields | ({"nodes": nodes} if nodes else {})
 
 
@@ -159,12 +159,12 @@ _RECOMPUTE: Final = (
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     # The Trainer's switch and that of its FSDP block ask for the same; one of them is enough.
-    asked = [value for name, value in settings.items() if name != _EVERY and is_on(value)]
-    fields = checkpointing_fields(asked[0] if asked else False)
-    every = settings.get(_EVERY, 1)
-    if asked and every != 1:
+    requests = [value for name, value in settings.items() if name != _EVERY and is_on(value)]
+    fields = checkpointing_fields(requests[0] if requests else False)
+    period = settings.get(_EVERY, 1)
+    if requests and period != 1:
         fields["doubt.recompute"] = (
-            f"memory may be wrong: the file recomputes one of {every} layers (every_n_layers), but the "
+            f"memory may be wrong: the file recomputes one of {period} layers (every_n_layers), but the "
             "prediction recomputes all"
         )
     return fields

@@ -287,24 +287,24 @@ def parse_tags(name: str) -> Tags:
 
 def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list[Tags]:
     """Tags of the ranges around each time; an inner range overrides an outer one."""
-    tagged = [each for each in ranges if each.tags != Tags()]
+    tagged = [tag for tag in ranges if tag.tags != Tags()]
     # Ranges nest: written from the longest to the shortest, the innermost is the last to be written.
-    tagged.sort(key=lambda each: each.start_s - each.end_s)
+    tagged.sort(key=lambda tag: tag.start_s - tag.end_s)
     order = np.argsort(at_s, kind="stable")
     ordered = at_s[order]
     columns: dict[str, Int[np.ndarray, " events"]] = {
         name: np.full(len(at_s), -1) for name in ("phase", "stage", "micro_batch", "step")
     }
-    for each in tagged:
+    for tag in tagged:
         # All events inside a range are a slice of the sorted times.
-        first = np.searchsorted(ordered, each.start_s)
-        end = np.searchsorted(ordered, each.end_s, side="right")
+        first = np.searchsorted(ordered, tag.start_s)
+        end = np.searchsorted(ordered, tag.end_s, side="right")
         inside = order[first:end]
         # A range overrides only what it names itself: `step=7` around `forward` leaves both standing.
-        if each.tags.phase:
-            columns["phase"][inside] = PHASES.index(each.tags.phase)
+        if tag.tags.phase:
+            columns["phase"][inside] = PHASES.index(tag.tags.phase)
         for name in ("stage", "micro_batch", "step"):
-            value = getattr(each.tags, name)
+            value = getattr(tag.tags, name)
             if value >= 0:
                 columns[name][inside] = value
     return [

@@ -222,9 +222,9 @@ def family_of(name: str) -> str:
     """
     # `aten::mm` is an operator of a library; C++ kernels have `::` too, behind templates that are no identifiers.
     space, colons, operator = name.lower().partition("::")
-    plain = operator if colons and space.isidentifier() else name.lower()
+    name_only = operator if colons and space.isidentifier() else name.lower()
     for family, pattern in _FAMILY_NAMES:
-        if re.search(pattern, plain):
+        if re.search(pattern, name_only):
             return family
     return "memory" if space == "aten" else ""
 

@@ -205,8 +205,8 @@ def _adam(op: TorchOp) -> Row:
 
 
 def _pair(text: str) -> Sequence[int]:
-    first, *rest = (int(word) for word in text.strip("[]").split(","))
-    return first, (rest or [first])[0]
+    first, *further = (int(word) for word in text.strip("[]").split(","))
+    return first, (further or [first])[0]
 
 
 _BSHD: Final = "bshd"

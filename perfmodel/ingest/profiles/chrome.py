@@ -73,8 +73,8 @@ def read_chrome(path: Path) -> ChromeTrace:
             events.append(_complete(event, place))
         elif kind == "M":
             _name(event, place, processes, threads)
-    rest = {name: value for name, value in data.items() if name != "traceEvents"}
-    return ChromeTrace(tuple(events), processes, threads, rest)
+    header = {name: value for name, value in data.items() if name != "traceEvents"}
+    return ChromeTrace(tuple(events), processes, threads, header)
 
 
 def _complete(event: Mapping[str, Any], place: str) -> ChromeEvent:

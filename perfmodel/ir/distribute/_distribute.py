@@ -86,8 +86,8 @@ class Degrees:
                 "cp=1 and leave offloading out"
             )
         # A layout gives samples per micro-batch, a program the number of micro-batches.
-        micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
-        if rest or not micro_batches:
+        micro_batches, remainder = divmod(global_batch, layout.dp * layout.micro_batch)
+        if remainder or not micro_batches:
             raise LayoutError(
                 f"layout {layout.label}: a batch of {global_batch} is not divisible into its micro-batches; "
                 "change either"

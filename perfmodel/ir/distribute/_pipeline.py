@@ -332,9 +332,9 @@ class _Pipeline:
         return slices
 
 
-def _start(rank: int, axis: int, at: int) -> tuple[int, ...]:
+def _start(rank: int, axis: int, offset: int) -> tuple[int, ...]:
     """First element of a part that is cut along one axis."""
-    return tuple(at if i == axis else 0 for i in range(rank))
+    return tuple(offset if i == axis else 0 for i in range(rank))
 
 
 def _moved(piece: Piece, start: Sequence[int]) -> Piece:

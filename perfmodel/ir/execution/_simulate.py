@@ -158,8 +158,8 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
     structure = program.structure
     events = [chrome.name_event("process_name", device, 0, f"device {device}") for device in range(structure.devices)]
     # Joins and ops that take no time would only clutter the picture.
-    shown = np.flatnonzero((program.instruction >= 0) & (timeline.end_s > timeline.start_s))
-    columns = (shown, structure.device[shown], structure.stream[shown] % N_STREAMS, program.instruction[shown])
+    visible = np.flatnonzero((program.instruction >= 0) & (timeline.end_s > timeline.start_s))
+    columns = (visible, structure.device[visible], structure.stream[visible] % N_STREAMS, program.instruction[visible])
     for op, device, stream, index in zip(*(c.tolist() for c in columns), strict=True):
         instruction = program.function.instructions[index]
         start_s = float(timeline.start_s[op])

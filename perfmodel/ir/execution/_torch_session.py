@@ -35,10 +35,10 @@ class TorchProgramSession(ProgramSession):
         torch = torch_module()
         torch.set_num_threads(len(usable_cores()))
         # NCCL wants a GPU for each rank.
-        alone = torch.cuda.device_count() >= place.num_ranks
-        self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
+        one_gpu_per_rank = torch.cuda.device_count() >= place.num_ranks
+        self._device = torch.device("cuda", place.rank) if one_gpu_per_rank else torch.device("cpu")
         dist.init_process_group(
-            "nccl" if alone else "gloo",
+            "nccl" if one_gpu_per_rank else "gloo",
             init_method=f"tcp://{place.coordinator}",
             rank=place.rank,
             world_size=place.num_ranks,

@@ -192,13 +192,13 @@ def measure_pair(
     call_s = 0.0
     # A group of ranks per reach: both on one host, or one on each of two. Kernels are timed where the program would
     # run.
-    for between in dict.fromkeys((across, *(e.across_hosts for e in transfers))):
-        reach_transfers = [e for e in transfers if e.across_hosts == between]
-        with RankGroup(PAIR, session, hosts[:PAIR] if between else hosts[:1]) as group:
+    for across_hosts in dict.fromkeys((across, *(e.across_hosts for e in transfers))):
+        reach_transfers = [e for e in transfers if e.across_hosts == across_hosts]
+        with RankGroup(PAIR, session, hosts[:PAIR] if across_hosts else hosts[:1]) as group:
             for kind in sorted({e.kind for e in reach_transfers}):
-                progress(f"{kind} {'between hosts' if between else 'within a host'}", 0, 0)
-                curves[kind, between] = _curve(group, [e for e in reach_transfers if e.kind == kind])
-            if between == across:
+                progress(f"{kind} {'between hosts' if across_hosts else 'within a host'}", 0, 0)
+                curves[kind, across_hosts] = _curve(group, [e for e in reach_transfers if e.kind == kind])
+            if across_hosts == across:
                 progress("kernels", 0, len(kernels))
                 kernels_s = _kernels_s(group, kernels)
                 call_s = float(np.median([max(group.ask("time_empty_call")) for _ in range(_KERNEL_ROUNDS)]))

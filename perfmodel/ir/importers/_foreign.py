@@ -291,8 +291,8 @@ class _Chain:
         for step in self.steps:
             values = dict(step.attributes)
             if step.op == "reshape":
-                *rest, last = values["shape"]
-                values["shape"] = (*rest, last // self.parts)
+                *leading, last = values["shape"]
+                values["shape"] = (*leading, last // self.parts)
             last_step = step is self.steps[-1]
             steps.append(
                 replace(

@@ -124,8 +124,8 @@ def unknown(
     """Add an operation that no kernel family covers, with its FLOPs if known; `acts` states whether it runs even if its
     result is not used."""
     reason = "it has no kernel family" + ("" if flops else "; at least one FLOP per output element is assumed")
-    least = sum(value.array.n_elements for value in outputs)
-    work = Unmapped(name, reason, float(flops or least))
+    least_flops = sum(value.array.n_elements for value in outputs)
+    work = Unmapped(name, reason, float(flops or least_flops))
     return Node(name, "effect" if acts else "unmapped", inputs, outputs, work=work)
 
 

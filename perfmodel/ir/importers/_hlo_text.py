@@ -112,13 +112,13 @@ def parse_module(text: str) -> HloModule:
     return HloModule(match.group(1), computations, entry, prod(map(int, counts)))
 
 
-def _instruction(name: str, rest: str) -> Instruction:
+def _instruction(name: str, operation_text: str) -> Instruction:
     # Types, operands and attributes nest brackets, so none of them can be cut by a regular expression.
-    kind, rest = _split_type(rest)
-    opcode, _, rest = rest.partition("(")
-    inside, rest = _until_closed(rest)
+    kind, operation_text = _split_type(operation_text)
+    opcode, _, operation_text = operation_text.partition("(")
+    inside, operation_text = _until_closed(operation_text)
     attributes = {}
-    for part in _top_level(rest):
+    for part in _top_level(operation_text):
         attribute, _, value = part.partition("=")
         attributes[attribute] = value
 
@@ -134,19 +134,19 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 def _split_type(text: str) -> tuple[Type, str]:
     if text.startswith("("):
-        inside, rest = _until_closed(text[1:])
-        return tuple(_split_type(part)[0] for part in _top_level(inside)), rest.lstrip()
-    head, _, rest = text.partition(" ")
+        inside, remaining = _until_closed(text[1:])
+        return tuple(_split_type(part)[0] for part in _top_level(inside)), remaining.lstrip()
+    head, _, remaining = text.partition(" ")
     match = _ARRAY.match(head)
     if match is None:
         if head.startswith(("token", "opaque")):
-            return Array.of("token", ()), rest
+            return Array.of("token", ()), remaining
         raise ValueError(f"{head!r} is not a type")
     dtype, dims = match.groups()
     # Bounded or unknown sizes have no fixed cost.
     if "<=" in dims or "?" in dims:
         raise ValueError(f"dynamic dimension in {match.group(0)}; compile for fixed shapes")
-    return Array.of(dtype, tuple(int(n) for n in dims.split(",") if n)), rest
+    return Array.of(dtype, tuple(int(n) for n in dims.split(",") if n)), remaining
 
 
 def _until_closed(text: str) -> tuple[str, str]:

@@ -113,16 +113,16 @@ def axis_groups(sizes: Mapping[str, int], axes: Iterable[str]) -> Groups:
     Raises:
         PerfModelError: an axis that the mesh does not have.
     """
-    wanted = tuple(axes)
-    missing = [name for name in wanted if name not in sizes]
+    axis_names = tuple(axes)
+    missing = [name for name in axis_names if name not in sizes]
     if missing:
         raise PerfModelError(f"mesh axis {missing[0]!r} is not among {', '.join(sizes)}")
     names = list(sizes)
     ranks = np.arange(int(np.prod(list(sizes.values())))).reshape(tuple(sizes.values()))
     # With the axes wanted last, ranks that differ along them only stand side by side.
-    others_first = [i for i, name in enumerate(names) if name not in wanted]
-    order = others_first + [names.index(name) for name in wanted]
-    width = int(np.prod([sizes[name] for name in wanted]))
+    others_first = [i for i, name in enumerate(names) if name not in axis_names]
+    order = others_first + [names.index(name) for name in axis_names]
+    width = int(np.prod([sizes[name] for name in axis_names]))
     return _rows(ranks.transpose(order).reshape(-1, width))
 
 
@@ -194,7 +194,7 @@ def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:
     of 'b' before it (Shardy's sub-axis notation)."""
     # A part of an axis is an axis of its own once the axis is split into (before, part, after).
     split: dict[str, int] = {}
-    wanted: list[str] = []
+    axis_names: list[str] = []
     parts = {name: (int(before), int(size)) for name, before, size in _AXIS.findall(axes) if before}
     for name, size in sizes.items():
         if name not in parts:
@@ -203,8 +203,8 @@ def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:
         before, part = parts[name]
         split |= {f"{name}:before": before, f"{name}:part": part, f"{name}:after": size // (before * part)}
     for name, before, _ in _AXIS.findall(axes):
-        wanted.append(f"{name}:part" if before else name)
-    return axis_groups(split, wanted)
+        axis_names.append(f"{name}:part" if before else name)
+    return axis_groups(split, axis_names)
 
 
 def _rows(ranks: np.ndarray) -> Groups:

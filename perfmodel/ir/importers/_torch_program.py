@@ -279,8 +279,8 @@ class _Reader:
             return array.to(value.meta["val"].dtype)
 
         args, kwargs = self.torch.fx.map_arg((node.args, dict(node.kwargs)), tensor)
-        here = {"device": self.torch.device("cpu")} if kwargs.get("device") is not None else {}
-        results = node.target(*args, **{**kwargs, **here})
+        on_cpu = {"device": self.torch.device("cpu")} if kwargs.get("device") is not None else {}
+        results = node.target(*args, **{**kwargs, **on_cpu})
         return [self._known(result) for result in (results if isinstance(results, (list, tuple)) else [results])]
 
     def _known(self, value: Any) -> Any:

@@ -52,14 +52,14 @@ def land_or_sea(seed: int) -> Places:
     # Random Fourier features of the two coordinates. Their generator is fixed, so seeds differ in split and weights
     # only.
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
-    at = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
+    points = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
     rng = np.random.default_rng(0)
     frequencies = rng.normal(scale=6, size=(2, WIDTH))
     phases = rng.uniform(0, 2 * np.pi, WIDTH)
-    features = np.sqrt(2) * np.sin(at @ frequencies + phases)
+    features = np.sqrt(2) * np.sin(points @ frequencies + phases)
     labels = np.where(height.ravel() > 0, 1.0, -1.0)
     # A test set drawn at random from the same map.
-    order = np.random.default_rng(seed).permutation(len(at))
+    order = np.random.default_rng(seed).permutation(len(points))
     tests, training = np.split(order, [int(_TEST_SHARE * len(order))])
     return Places(features[training], labels[training], features[tests], labels[tests])
 

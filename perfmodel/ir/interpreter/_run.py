@@ -133,21 +133,21 @@ class _Machine:
     def run(self, index: int, inputs: Array, targets: Array) -> None:
         """Run one instruction."""
         s = self.schedule
-        at, stage = s[index], int(s.instruction_stage[index])
-        place = (at.device, at.chunk)
+        slot, stage = s[index], int(s.instruction_stage[index])
+        place = (slot.device, slot.chunk)
         # The policy (PipeDream, 2BW, ...) has chosen the version for every instruction beforehand.
         weights = self.weights[place][int(self.used[index])]
         # Whole backward passes are both halves, input gradient before weight gradient.
-        for batch in range(at.micro_batch, at.micro_batch + at.span):
-            if at.phase == Phase.FORWARD:
+        for batch in range(slot.micro_batch, slot.micro_batch + slot.span):
+            if slot.phase == Phase.FORWARD:
                 self._forward(place, stage, batch, weights, inputs, targets)
-            if at.phase in (Phase.BACKWARD, Phase.BACKWARD_INPUT):
+            if slot.phase in (Phase.BACKWARD, Phase.BACKWARD_INPUT):
                 self._backward(place, stage, batch, weights)
-            if at.phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT):
+            if slot.phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT):
                 self._weight_gradient(place, stage, batch, weights)
         if s.updates[index]:
-            self._update(at.device)
-        self._forget(at.device, index)
+            self._update(slot.device)
+        self._forget(slot.device, index)
 
     def _forward(
         self, place: tuple[int, int], stage: int, batch: int, weights: list[Params], inputs: Array, targets: Array

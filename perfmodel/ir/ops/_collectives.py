@@ -52,10 +52,10 @@ def _group(inputs: Tensors, attributes: Values) -> int:
 
 
 # Gathering multiplies an axis by the size of the group, scattering divides it, an all-to-all does one of each.
-def _scaled(tensor: Tensor, axis: int, factor: int, over: int) -> Tensor:
-    if tensor.shape[axis] * factor % over:
-        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} are not divisible by {over} devices")
-    return tensor.with_size(axis, tensor.shape[axis] * factor // over)
+def _scaled(tensor: Tensor, axis: int, factor: int, parts: int) -> Tensor:
+    if tensor.shape[axis] * factor % parts:
+        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} are not divisible by {parts} devices")
+    return tensor.with_size(axis, tensor.shape[axis] * factor // parts)
 
 
 def _reduction(attributes: Values) -> None:

@@ -31,11 +31,11 @@ Pair = tuple[int, int]
 POOLS = ("max", "mean")
 
 
-def _pair(attributes: Values, name: str, least: int) -> Pair:
+def _pair(attributes: Values, name: str, minimum: int) -> Pair:
     pair = required(attributes, name, tuple)
     are_whole = all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-    if len(pair) != 2 or not are_whole or min(pair) < least:
-        raise RuleError(f"{name} must be two whole numbers of at least {least}, got {pair}")
+    if len(pair) != 2 or not are_whole or min(pair) < minimum:
+        raise RuleError(f"{name} must be two whole numbers of at least {minimum}, got {pair}")
     return pair
 
 
@@ -145,8 +145,8 @@ def _shard_conv2d(*roles: str) -> ShardRule:
                 continue
 
             def along(role: str, shared: str = shared) -> Sharding:
-                at = axis_of[role].get(shared)
-                return REPLICATED if at is None else Sharded(at)
+                axis_position = axis_of[role].get(shared)
+                return REPLICATED if axis_position is None else Sharded(axis_position)
 
             out = along(made) if shared in axis_of[made] else Partial("sum")
             return ShardingDecision(tuple(map(along, inputs)), (out,))

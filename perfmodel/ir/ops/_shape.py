@@ -53,24 +53,24 @@ def _shape(inputs: Tensors, attributes: Values) -> Tensors:
 def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
     # ONNX computes the shape to reshape to (DistIR, figure 4); its contents must have been folded by now.
     if len(inputs) == 2:
-        wanted = inputs[1].value
-        if wanted is None:
+        target = inputs[1].value
+        if target is None:
             raise RuleError("the target shape is not known; give the values that it depends on")
     else:
         operands(1, inputs)
-        wanted = required(attributes, "shape", tuple)
-    return (inputs[0].with_shape(_resolved(inputs[0].shape, wanted)),)
+        target = required(attributes, "shape", tuple)
+    return (inputs[0].with_shape(_resolved(inputs[0].shape, target)),)
 
 
-def _resolved(shape: Shape, wanted: Any) -> Shape:
+def _resolved(shape: Shape, target: Any) -> Shape:
     """`wanted` with its -1 replaced by the remaining size."""
     # ONNX and PyTorch let one size be inferred, written -1.
-    known = prod(n for n in wanted if n != -1)
-    if list(wanted).count(-1) == 1 and known and prod(shape) % known == 0:
-        wanted = tuple(prod(shape) // known if n == -1 else n for n in wanted)
-    if prod(wanted) != prod(shape) or min(wanted, default=1) < 1:
-        raise RuleError(f"shape {shape} cannot be reshaped to {tuple(wanted)}")
-    return tuple(wanted)
+    known = prod(n for n in target if n != -1)
+    if list(target).count(-1) == 1 and known and prod(shape) % known == 0:
+        target = tuple(prod(shape) // known if n == -1 else n for n in target)
+    if prod(target) != prod(shape) or min(target, default=1) < 1:
+        raise RuleError(f"shape {shape} cannot be reshaped to {tuple(target)}")
+    return tuple(target)
 
 
 def _reshape_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
@@ -229,8 +229,8 @@ def _unsqueeze(inputs: Tensors, attributes: Values) -> Tensors:
     if any(not 0 <= a < rank for a in axes):
         raise RuleError(f"axes={axes} are not axes of a tensor of {rank} dimensions")
     # New axes of size 1 stand at `axes` of the result; the operand's own fill the others in order.
-    rest = iter(x.shape)
-    return (x.with_shape([1 if i in axes else next(rest) for i in range(rank)]),)
+    remaining = iter(x.shape)
+    return (x.with_shape([1 if i in axes else next(remaining) for i in range(rank)]),)
 
 
 def _along_axis(

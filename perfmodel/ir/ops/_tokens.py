@@ -144,18 +144,18 @@ def _pick(inputs: Tensors, attributes: Values) -> Tensors:
 def _shard_pick(query: ShardingQuery) -> ShardingDecision:
     x = query.operands[0]
     # Serves `pick` (labels) and `pick_grad` (labels and gradient).
-    further = len(query.operands) - 1
-    sharded_axes = [query.sharded_axis(operand) for operand in range(further + 1)]
+    n_values = len(query.operands) - 1
+    sharded_axes = [query.sharded_axis(operand) for operand in range(n_values + 1)]
     axis = next((sharded for sharded in sharded_axes if sharded is not None), None)
     if axis is None:
         return query.replicated()
     if axis < x.rank - 1:
-        return ShardingDecision((Sharded(axis),) * (further + 1), (Sharded(axis),))
+        return ShardingDecision((Sharded(axis),) * (n_values + 1), (Sharded(axis),))
     # Vocabulary-parallel loss: the part that has the label's entry gives it, the others give zeros. The gradient has
     # the sharding of the row.
     local = x.shape[-1] // query.parts
-    out = Partial("sum") if further == 1 else Sharded(axis)
-    return ShardingDecision((Sharded(axis), *((REPLICATED,) * further)), (out,), offset_step=local)
+    out = Partial("sum") if n_values == 1 else Sharded(axis)
+    return ShardingDecision((Sharded(axis), *((REPLICATED,) * n_values)), (out,), offset_step=local)
 
 
 def _embedding_work(backward: bool) -> WorkRule:

@@ -74,10 +74,10 @@ class NcclTests:
         if shutil.which(program) is None:
             raise CalibrationError(f"{program}: no such program; set launcher and folder of [nccl_tests]")
 
-    def command(self, op: Collective, least: int, most: int, factor: int) -> list[str]:
+    def command(self, op: Collective, smallest: int, largest: int, factor: int) -> list[str]:
         """The command that measures sizes from `least` to `most` bytes, each `factor` times the previous one."""
         # One GPU per process (`-g 1`); the launcher starts as many processes as there are ranks.
-        sizes = f"-b {least} -e {most} -f {factor} -d {DTYPES[op.dtype]} -g 1"
+        sizes = f"-b {smallest} -e {largest} -f {factor} -d {DTYPES[op.dtype]} -g 1"
         try:
             launcher = self.launcher.format(
                 num_ranks=op.num_ranks, num_nodes=op.num_nodes, ranks_per_node=op.ranks_per_node
@@ -143,8 +143,8 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
         if runs:
             run, factor = runs[-1]
             # The program multiplies by whole factors only, the same one every time.
-            quotient, rest = divmod(int(point.collective.bytes), int(run[-1].collective.bytes))
-            if rest == 0 and quotient > 1 and (len(run) == 1 or quotient == factor):
+            quotient, remainder = divmod(int(point.collective.bytes), int(run[-1].collective.bytes))
+            if remainder == 0 and quotient > 1 and (len(run) == 1 or quotient == factor):
                 runs[-1] = ([*run, point], quotient)
                 continue
         runs.append(([point], 2))
@@ -153,14 +153,14 @@ def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
 
 def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.DataFrame":
     """The table that a program prints, checked to be of `device` if that is given."""
-    shown = shlex.join(command)
+    command_text = shlex.join(command)
     try:
         done = run_supervised(command, timeout_s)
     except subprocess.TimeoutExpired:
-        raise CalibrationError(f"not finished after {timeout_s:g} s: {shown}") from None
+        raise CalibrationError(f"not finished after {timeout_s:g} s: {command_text}") from None
     if done.returncode:
         last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise CalibrationError(f"exit status {done.returncode} ({last_line}) from: {shown}")
+        raise CalibrationError(f"exit status {done.returncode} ({last_line}) from: {command_text}")
 
     # What it printed is read as a file of nccl-tests that somebody brings.
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
                 for accelerator in {*table["device"]} - {""}:
                     check_device(device, accelerator)
         except PerfModelError as error:
-            raise CalibrationError(f"{error}; the command was: {shown}") from None
+            raise CalibrationError(f"{error}; the command was: {command_text}") from None
     return table
 
 

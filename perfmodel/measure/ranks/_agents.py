@@ -215,11 +215,11 @@ def members(agents: Sequence[Agent], op: Collective) -> list[Agent]:
     per_node = op.ranks_per_node * op.concurrent
     wide = [on_node for on_node in nodes.values() if len(on_node) >= per_node]
     if len(wide) < op.num_nodes or op.num_ranks % op.ranks_per_node:
-        there = ", ".join(f"{len(on_node)} on {node}" for node, on_node in nodes.items())
+        started_text = ", ".join(f"{len(on_node)} on {node}" for node, on_node in nodes.items())
         raise CalibrationError(
             f"{op.collective} over {op.num_ranks} ranks, {op.ranks_per_node} per node, needs {op.num_nodes} "
             f"{plural('node', op.num_nodes)} with {per_node} started "
-            f"{plural('process', per_node)} each; there are {there}"
+            f"{plural('process', per_node)} each; there are {started_text}"
         )
     taking_part: list[Agent] = []
     for on_node in wide[: op.num_nodes]:

@@ -46,8 +46,8 @@ class GlooSession(RankSession):
         # All ranks make all groups, in the same order; one alone is the world.
         groups = groups_at_once(op)
         made = [None if len(groups) == 1 else _dist().new_group(ranks) for ranks in groups]
-        at = next(number for number, ranks in enumerate(groups) if self.rank in ranks)
-        self._members, self._group = groups[at], made[at]
+        group_index = next(number for number, ranks in enumerate(groups) if self.rank in ranks)
+        self._members, self._group = groups[group_index], made[group_index]
 
         # A gather gives the parts of all ranks, a scatter leaves one part; others keep the size.
         sizes = {"all_gather": count * op.num_ranks, "reduce_scatter": count // op.num_ranks}
@@ -148,9 +148,9 @@ class NcclSession(GlooSession):
         # As many graphs of the full size as fit, and one for the rest.
         cuda = torch_module().cuda
         parts = [GRAPH_CALLS] * (calls // GRAPH_CALLS)
-        rest = calls % GRAPH_CALLS
-        if rest:
-            parts.append(rest)
+        remaining = calls % GRAPH_CALLS
+        if remaining:
+            parts.append(remaining)
         graphs = [self._graph(part) for part in parts]
 
         # One call lines the ranks up; all graphs are captured before.
@@ -175,8 +175,8 @@ class NcclSession(GlooSession):
         call()
         self._run_once()
         cuda.synchronize()
-        beside, ended = cuda.Stream(), cuda.Event()
-        with cuda.stream(beside):
+        side_stream, ended = cuda.Stream(), cuda.Event()
+        with cuda.stream(side_stream):
             self._run_often(collectives)
             ended.record()
         start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)

@@ -176,16 +176,16 @@ def report(
     # The page shows commands, for which it needs the job as flags. Callers from Python have none, so they are derived
     # from the problem.
     flags = flags or _flags(problem)
-    shown = list(zip(jobs, predictions, strict=True))
+    jobs_and_layouts = list(zip(jobs, predictions, strict=True))
 
     # Launch files and timelines are large, so only the first layouts have them.
-    launched = shown[:LAUNCHED]
+    launched = jobs_and_layouts[:LAUNCHED]
     launch = []
     for i, (batch_problem, p) in enumerate(launched):
         report_progress("launch files", i, len(launched))
         launch.append(launch_files(batch_problem, p.layout))
     timelines = []
-    for i, (batch_problem, p) in enumerate(shown[:TIMELINES]):
+    for i, (batch_problem, p) in enumerate(jobs_and_layouts[:TIMELINES]):
         report_progress("timelines", i, TIMELINES)
         timelines.append(_timeline(batch_problem, calibration, p))
     return DecisionReport(
@@ -215,13 +215,13 @@ def _turned(
     places: list[list[int]] = []
     batch_problem: list[Turned] = []
     for batch in batches:
-        at = [i for i, prediction in enumerate(predictions) if prediction.global_batch == batch]
+        indices = [i for i, prediction in enumerate(predictions) if prediction.global_batch == batch]
         step_problem = step_problem_of(problem.replace(global_batch=batch), calibration)
-        batch_problem.append(turned(step_problem, [predictions[i].layout for i in at], report_progress))
-        places.append(at)
+        batch_problem.append(turned(step_problem, [predictions[i].layout for i in indices], report_progress))
+        places.append(indices)
 
     # From batch by batch back to the order of the predictions.
-    order = np.argsort(np.concatenate([np.array(at) for at in places]))
+    order = np.argsort(np.concatenate([np.array(indices) for indices in places]))
     elasticity = np.concatenate([batch.elasticity for batch in batch_problem])[order]
     ratio = np.concatenate([batch.ratio for batch in batch_problem])[order]
     return replace(batch_problem[0], elasticity=elasticity, ratio=ratio), places[0][:CHECKED]
@@ -262,21 +262,21 @@ def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
 def _flags(problem: Problem) -> list[str]:
     """Command-line flags of a problem stated in Python, if the catalog has its names."""
     job, framework = problem.job, problem.framework
-    said: dict[str, Any] = {
+    stated: dict[str, Any] = {
         "--model": problem.model.name,
         "--cluster": problem.cluster.name,
         "--seq-len": job.seq_len,
         "--dtype": job.dtype,
     }
     if framework.name != "generic":
-        said["--framework"] = framework.label
+        stated["--framework"] = framework.label
     flags = []
-    for flag, value in said.items():
+    for flag, value in stated.items():
         if value is not None:
             flags += [flag, str(value)]
 
     # What else the job says, as far as it differs from what the framework fills in.
-    usual = framework.job(
+    default_job = framework.job(
         problem.model,
         problem.cluster.device,
         global_batch=job.global_batch,
@@ -285,7 +285,7 @@ def _flags(problem: Problem) -> list[str]:
     )
     for name in job_files.JOB_WORDS:
         value = job.value(name)
-        if name != "global_batch" and value != usual.value(name):
+        if name != "global_batch" and value != default_job.value(name):
             flags += ["--set", f"job.{name}={_toml(value)}"]
     return flags
 
@@ -301,18 +301,18 @@ def _toml(value: Any) -> str:
 
 def _of_calibrate(flags: Sequence[str]) -> list[str]:
     """Return the flags of a job, with their values, that `calibrate` also accepts; a job file comes first."""
-    taken = []
+    kept_flags = []
     for flag, value in pairwise(flags):
         if flag in _CALIBRATE:
-            taken += [flag, value]
-    return taken
+            kept_flags += [flag, value]
+    return kept_flags
 
 
 def _timeline(problem: Problem, calibration: Path | str | None, prediction: Prediction) -> str:
     """The page of a layout's timeline; empty if it is too long."""
-    shown = explain(step_problem_of(problem, calibration), prediction.layout, timeline=True)
-    fits = shown.timeline is not None and shown.timeline.structure.n_ops <= MOST_OPS
-    return interactive(shown) if fits else ""
+    explained = explain(step_problem_of(problem, calibration), prediction.layout, timeline=True)
+    fits = explained.timeline is not None and explained.timeline.structure.n_ops <= MOST_OPS
+    return interactive(explained) if fits else ""
 
 
 def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:

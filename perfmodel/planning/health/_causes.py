@@ -333,24 +333,24 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
     # A few predicted severities, interpolated: each prediction takes a step's evaluation.
     for (low, low_value), (high, high_value) in pairwise(zip(severities, values, strict=True)):
         for part in range(_BETWEEN):
-            at = part / _BETWEEN
-            value = _between(low_value, high_value, at)
+            share = part / _BETWEEN
+            value = _between(low_value, high_value, share)
             sync_s = None
             if low.gradient_sync_s is not None and high.gradient_sync_s is not None:
-                sync_s = (1 - at) * low.gradient_sync_s + at * high.gradient_sync_s
+                sync_s = (1 - share) * low.gradient_sync_s + share * high.gradient_sync_s
             small_batch_s = passes_s = None
             if low.small_batch_s is not None and high.small_batch_s is not None:
-                small_batch_s = _between(low.small_batch_s, high.small_batch_s, at)
+                small_batch_s = _between(low.small_batch_s, high.small_batch_s, share)
             if low.passes_s is not None and high.passes_s is not None:
-                passes_s = _between(low.passes_s, high.passes_s, at)
+                passes_s = _between(low.passes_s, high.passes_s, share)
             refined.append(
                 Severity(
                     description=fault.description.format(value),
-                    weight=(1 - at) * low.weight + at * high.weight,
-                    step_s=_between(low.step_s, high.step_s, at),
+                    weight=(1 - share) * low.weight + share * high.weight,
+                    step_s=_between(low.step_s, high.step_s, share),
                     gradient_sync_s=sync_s,
                     passes_s=passes_s,
-                    clock_share=_between(low.clock_share, high.clock_share, at),
+                    clock_share=_between(low.clock_share, high.clock_share, share),
                     small_batch_s=small_batch_s,
                 )
             )
@@ -359,8 +359,8 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
     return tuple(replace(severity, weight=severity.weight / total) for severity in refined)
 
 
-def _between(low: float, high: float, at: float) -> float:
-    return low ** (1 - at) * high**at
+def _between(low: float, high: float, share: float) -> float:
+    return low ** (1 - share) * high**share
 
 
 def _setting_fault(

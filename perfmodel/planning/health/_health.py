@@ -214,9 +214,9 @@ def check_run(
     timers = _timers(log, job.problem.job.global_batch, expected)
     small_batch = _small_batch(series, step_problem, intended)
     observed = _observed(log, series, expected, deviation, job, timers, small_batch)
-    shown = shown_causes(series, log.format, timers, expected, option_causes(step_problem, job, expected))
+    logged_causes = shown_causes(series, log.format, timers, expected, option_causes(step_problem, job, expected))
     beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
-    explained_s = sum(cause.explains_s for cause in shown if cause.name not in beside_usual_step)
+    explained_s = sum(cause.explains_s for cause in logged_causes if cause.name not in beside_usual_step)
 
     # Hidden faults share what the shown causes leave of the excess.
     candidates = faults(
@@ -228,11 +228,11 @@ def check_run(
     )
     hidden, no_fault = weigh(observed, candidates)
     left_s = max(0.0, observed.most_explained_s - explained_s)
-    guessed = _guessed_causes(hidden, shown, left_s, series if observed.jump is not None else None)
+    guessed = _guessed_causes(hidden, logged_causes, left_s, series if observed.jump is not None else None)
 
     # The share of known sites that would be faster: a normal law of the logarithm.
     slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
-    causes = _worth_naming(shown, guessed, _WORTH_NAMING * expected.step_time_s)
+    causes = _worth_naming(logged_causes, guessed, _WORTH_NAMING * expected.step_time_s)
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
     probability = {cause.name: cause.probability * cause.explains_s for cause in causes}
     counter = observed.peak_counter
@@ -261,7 +261,7 @@ def check_run(
 
 
 def _guessed_causes(
-    hidden: Sequence[Likely], shown: Sequence[Cause], left_s: float, jumping: StepSeries | None
+    hidden: Sequence[Likely], logged_causes: Sequence[Cause], left_s: float, jumping: StepSeries | None
 ) -> list[Cause]:
     """Turn likely hidden faults into causes, except those that the log shows anyhow.
 
@@ -273,7 +273,7 @@ def _guessed_causes(
     if jumping is not None and jumping.drift is not None:
         left_s = jumping.drift_s
         begins = f"if it begins at step {jumping.drift.at_step:,}; "
-    named = {cause.name for cause in shown}
+    named = {cause.name for cause in logged_causes}
     guessed = []
     for likely in hidden:
         if likely.fault.name in named or likely.probability <= _LEAST_PROBABILITY:
@@ -292,7 +292,7 @@ def _guessed_causes(
     return guessed
 
 
-def _worth_naming(shown: Sequence[Cause], guessed: Sequence[Cause], least_s: float) -> list[Cause]:
+def _worth_naming(logged_causes: Sequence[Cause], guessed: Sequence[Cause], least_s: float) -> list[Cause]:
     """The causes that explain more than `least_s` of a step, in the order of the seconds that each is expected to."""
     # Expected are probability times what the cause would explain. Hidden faults exclude one another and compete for the
     # same seconds, so that among them only the probability counts. What the log shows comes before guesses that are
@@ -300,8 +300,8 @@ def _worth_naming(shown: Sequence[Cause], guessed: Sequence[Cause], least_s: flo
     guessed = [cause for cause in guessed if cause.explains_s > least_s]
     hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
     expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}
-    expected_s |= {cause.name: cause.explains_s for cause in shown}
-    causes = [cause for cause in (*shown, *guessed) if cause.explains_s > least_s]
+    expected_s |= {cause.name: cause.explains_s for cause in logged_causes}
+    causes = [cause for cause in (*logged_causes, *guessed) if cause.explains_s > least_s]
     return sorted(causes, key=lambda cause: (cause.probability < _DECIDED, -expected_s[cause.name]))[:NAMED_CAUSES]
 
 

@@ -48,8 +48,8 @@ def runs_of_logs(
 
         # The script's save interval tells which stalls are checkpoints, where the log does not
         # report them.
-        every = save_every(Path(launch.path).read_text(errors="replace"))
-        series = step_series(log, global_batch * seq_len, layout.devices, global_batch, every)
+        save_period = save_every(Path(launch.path).read_text(errors="replace"))
+        series = step_series(log, global_batch * seq_len, layout.devices, global_batch, save_period)
         runs.append(
             Run(
                 name=Path(log_path).name,

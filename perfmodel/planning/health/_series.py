@@ -188,8 +188,8 @@ def step_series(
     is_stall = residual_s > np.maximum(_STALL_DEVIATIONS * scatter_s, _STALL_SHARE * baseline_s)
     lost_s = np.where(is_stall, residual_s * covered_after, 0.0) + pauses_after_s
 
-    usual = ~is_stall
-    usual_seconds = seconds_after[usual] if usual.any() else seconds_after
+    is_usual = ~is_stall
+    usual_seconds = seconds_after[is_usual] if is_usual.any() else seconds_after
     usual_s = float(np.median(usual_seconds))
     total = float(covered_after.sum())
     stalls = _stalls(log, steps_after, covered_after, lost_s, total, save_every)
@@ -209,7 +209,7 @@ def step_series(
         scatter=scatter_s / usual_s,
         mean_s=float((seconds_after * covered_after + pauses_after_s).sum()) / total,
         stalls=stalls,
-        drift=_drift(steps_after[usual], seconds_after[usual]),
+        drift=_drift(steps_after[is_usual], seconds_after[is_usual]),
         small_batch=_small_batch(log, tokens_per_step, devices, global_batch),
         restarts=log.count("restart"),
         skipped_steps=sum(step.skipped_steps for step in log.steps) + log.count("overflow"),
@@ -238,10 +238,10 @@ def _small_batch(log: TrainingLog, tokens_per_step: float, devices: int, global_
 
 def _covered(steps: np.ndarray) -> Float[np.ndarray, " lines"]:
     """Steps that each line covers: those since the line before it."""
-    between = np.diff(steps)
-    usual = float(np.median(between[between > 0])) if (between > 0).any() else 1.0
+    intervals = np.diff(steps)
+    median_interval = float(np.median(intervals[intervals > 0])) if (intervals > 0).any() else 1.0
     # After a restart, or where the file begins, the line before is not there.
-    return np.concatenate([[usual], np.where(between > 0, between, usual)]).astype(float)
+    return np.concatenate([[median_interval], np.where(intervals > 0, intervals, median_interval)]).astype(float)
 
 
 def _warm_up(seconds: Float[np.ndarray, " lines"]) -> int:
@@ -304,9 +304,9 @@ def _stalls(
     stalled = lost_s > 0
     stalls_by_kind: list[Stalls] = []
     for kind in _REPORTED:
-        beside = _lines_beside(log, kind, steps, covered)
-        stalls_by_kind += _kind_of_stalls(kind, steps, covered, lost_s, stalled & beside, total_steps)
-        stalled &= ~beside
+        is_logged = _lines_beside(log, kind, steps, covered)
+        stalls_by_kind += _kind_of_stalls(kind, steps, covered, lost_s, stalled & is_logged, total_steps)
+        stalled &= ~is_logged
 
     # A script that saves every N steps explains stalls at multiples of N in logs that do not report checkpoints.
     if save_every and stalled.any():
@@ -332,11 +332,11 @@ def _lines_beside(
 
     What stops the training there makes the later of the two lines late.
     """
-    beside = np.zeros(len(steps), bool)
+    is_beside = np.zeros(len(steps), bool)
     for event in log.events:
         if event.kind == kind:
-            beside |= (steps - covered <= event.after_step) & (event.after_step < steps)
-    return beside
+            is_beside |= (steps - covered <= event.after_step) & (event.after_step < steps)
+    return is_beside
 
 
 def _kind_of_stalls(
@@ -368,13 +368,13 @@ def _period(steps: np.ndarray, covered: Float[np.ndarray, " stalls"]) -> int | N
         steps: last step of each line with a stall.
         covered: steps that each of these lines covers, within which the place of its stall is unknown.
     """
-    between = np.diff(steps)
-    if len(between) < 2:
+    intervals = np.diff(steps)
+    if len(intervals) < 2:
         return None
 
     # The middle half of the distances is robust against a missed or an extra stall. Lines of several steps, as
     # progress bars have them, hide where in a line its stall is, so that distances differ by up to twice as many.
-    low, middle, high = np.quantile(between, [0.25, 0.5, 0.75])
+    low, middle, high = np.quantile(intervals, [0.25, 0.5, 0.75])
     blur = 2 * (float(np.median(covered)) - 1)
     if high - low > max(1.0, _REGULAR * middle, min(blur, middle / 3)):
         return None
@@ -382,8 +382,8 @@ def _period(steps: np.ndarray, covered: Float[np.ndarray, " stalls"]) -> int | N
     if middle < 2:
         return None
     if blur > 0:
-        return round(float(between.mean()))
-    return Counter(between.tolist()).most_common(1)[0][0]
+        return round(float(intervals.mean()))
+    return Counter(intervals.tolist()).most_common(1)[0][0]
 
 
 # ---- drift ----

@@ -86,11 +86,11 @@ def shown_causes(
     causes += options
     drift = series.drift
     if drift is not None and drift.change > 0:
-        how = "little by little" if drift.kind == "trend" else f"at step {drift.at_step:,}"
+        description = "little by little" if drift.kind == "trend" else f"at step {drift.at_step:,}"
         causes.append(
             Cause(
                 name=SLOWS_DOWN,
-                title=f"steps become {drift.change:.1%} slower over the run, {how}",
+                title=f"steps become {drift.change:.1%} slower over the run, {description}",
                 explains_s=series.drift_s,
                 probability=1.0,
                 evidence="seen in the step times",
@@ -136,14 +136,14 @@ def shown_causes(
 def _stall_cause(stalls: Stalls) -> Cause:
     """The cause of stalls, which the log shows and which is therefore certain."""
     cause = _STALL_CAUSES[stalls.kind]
-    every = f", every {stalls.every:,} steps" if stalls.every else ""
+    period_text = f", every {stalls.every:,} steps" if stalls.every else ""
     times = "once" if stalls.count == 1 else f"{stalls.count} times"
     return Cause(
         name=cause.name,
         title=cause.title,
         explains_s=stalls.seconds_per_step,
         probability=1.0,
-        evidence=f"{times}{every}, {duration(stalls.seconds_each)} each",
+        evidence=f"{times}{period_text}, {duration(stalls.seconds_each)} each",
         remedy=cause.remedy,
     )
 

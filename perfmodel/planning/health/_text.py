@@ -80,9 +80,9 @@ def _over_the_run(health: "RunHealth") -> list[str]:
         ]
         lines.append(f"timers, from the fastest to the slowest rank: {', '.join(ranges)}")
     for stalls in series.stalls:
-        every = f", every {stalls.every:,} steps" if stalls.every else ""
+        period_text = f", every {stalls.every:,} steps" if stalls.every else ""
         lines.append(
-            f"stalls ({stalls.kind}): {stalls.count}{every}, {duration(stalls.seconds_each)} each, "
+            f"stalls ({stalls.kind}): {stalls.count}{period_text}, {duration(stalls.seconds_each)} each, "
             f"{stalls.seconds_per_step / series.mean_s:.1%} of the run"
         )
     if series.drift is not None:

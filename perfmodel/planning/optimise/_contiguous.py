@@ -150,9 +150,9 @@ def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int]
     values: dict[Used, np.ndarray] = {(0,) * len(supply): end}
     for stage in reversed(range(stage_costs.shape[1])):
         longer: dict[Used, np.ndarray] = {}
-        for used, rest in values.items():
+        for used, by_remaining in values.items():
             for kind, state in _one_more(used, supply):
-                value = np.maximum(stage_costs[kind, stage], passed[kind, stage] + rest).min(axis=-1)
+                value = np.maximum(stage_costs[kind, stage], passed[kind, stage] + by_remaining).min(axis=-1)
                 longer[state] = np.minimum(longer.get(state, empty), value)
         values = longer
     return float(values[supply][0])
@@ -185,15 +185,15 @@ def _least_sums(
                 allowed = np.where(largest[kind, stage] <= limits, added[kind, stage], np.inf)
                 total = allowed + value[:, :, None]
                 first = total.argmin(axis=1)
-                least = np.take_along_axis(total, first[:, None], axis=1)[:, 0]
+                least_total = np.take_along_axis(total, first[:, None], axis=1)[:, 0]
                 if state not in longer:
-                    longer[state] = least
+                    longer[state] = least_total
                     origin[state] = _Origin(first, np.full_like(first, kind))
                     continue
 
                 # The same devices can be reached with either kind last; keep the cheaper.
-                better = least < longer[state]
-                longer[state] = np.where(better, least, longer[state])
+                better = least_total < longer[state]
+                longer[state] = np.where(better, least_total, longer[state])
                 origin[state] = _Origin(
                     first=np.where(better, first, origin[state].first),
                     kind=np.where(better, kind, origin[state].kind),

@@ -58,21 +58,21 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8) -> Bou
 
     # Kelley's method, damped: planes are added half-way between the best point and the minimum of
     # the planes so far, since the minimum itself jumps from corner to corner.
-    value, at, bound = objective_at(problem, best), best, 0.0
+    value, point, bound = objective_at(problem, best), best, 0.0
     planes: list[np.ndarray] = []
     rng = np.random.default_rng(0)
     for _ in range(rounds):
-        planes.append(_planes(problem, at, rng))
+        planes.append(_planes(problem, point, rng))
         least = _least_of_planes(problem, polytopes, np.concatenate(planes))
 
         # Without a solution there is no point to go on from; the bound so far holds, if only 0.
         if least is None:
             break
         bound, lowest = least
-        at = {name: (best[name] + lowest[name]) / 2 for name in best}
-        midway_value = objective_at(problem, at)
+        point = {name: (best[name] + lowest[name]) / 2 for name in best}
+        midway_value = objective_at(problem, point)
         if midway_value < value:
-            best, value = at, midway_value
+            best, value = point, midway_value
         if value <= bound * (1 + _GAP):
             break
     return Bounded(bound * (1 - _SAFE), best)
@@ -98,25 +98,25 @@ def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> Float[
 
 
 @partial(jax.jit, static_argnums=0)
-def _durations(form: StaticArgs, at: Values, constants: Values) -> Float[Array, " classes"]:
-    return form.durations({**at, **constants})
+def _durations(form: StaticArgs, point: Values, constants: Values) -> Float[Array, " classes"]:
+    return form.durations({**point, **constants})
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(
     form: StaticArgs,
-    at: Values,
+    point: Values,
     constants: Values,
     paths: Float[Array, "paths classes"],
 ) -> Float[Array, "paths unknowns"]:
     """Return the gradient of every path's length by the unknowns."""
     # Counts of classes on a path times the Jacobian of the durations: the gradient of the path's
     # length by the unknowns.
-    seconds, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(at))
+    seconds, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(point))
 
     def slope(counts: Array) -> Array:
         (gradient,) = back(counts.astype(seconds.dtype))
-        return jnp.concatenate([jnp.ravel(gradient[name]) for name in at])
+        return jnp.concatenate([jnp.ravel(gradient[name]) for name in point])
 
     return jax.vmap(slope)(paths)
 

@@ -66,8 +66,8 @@ class _Objective:
         """Step time and its derivative with respect to the factors."""
         # Price the events with each parameter a little larger; the timeline's gradient then gives
         # the derivatives of the step without evaluating it again for each.
-        moved = [self.on(run, row) for row in x * (1 + _STEP * np.eye(len(x)))]
-        derivatives = derivatives_towards(self.on(run, x), [run.layout], moved, _STEP)
+        shifted = [self.on(run, row) for row in x * (1 + _STEP * np.eye(len(x)))]
+        derivatives = derivatives_towards(self.on(run, x), [run.layout], shifted, _STEP)
         return float(derivatives.step_s[0]), derivatives.by_parameter[0] / x
 
     def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:

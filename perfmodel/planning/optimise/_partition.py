@@ -161,27 +161,27 @@ def partition_stages(
         else:
             start += base_costs.layouts(base, base_costs.exact(base, batch.spec.micro_batches))
 
-    def moves(at: Layout) -> Iterable[Layout]:
+    def moves(layout: Layout) -> Iterable[Layout]:
         # A move shifts a layer between stages, or exchanges two stages' kinds of devices, with or
         # without their layers.
-        sizes = at.partition or ()
-        kinds = at.kinds
-        near = [(moved, kinds) for moved in neighbours(sizes)]
+        sizes = layout.partition or ()
+        kinds = layout.kinds
+        neighbouring = [(moved, kinds) for moved in neighbours(sizes)]
         rank_kinds = kinds if kinds and len(kinds) == len(sizes) else ()
         for a, b in combinations(range(len(rank_kinds)), 2):
             if rank_kinds[a] != rank_kinds[b]:
                 exchanged = _exchanged(rank_kinds, a, b)
-                near += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
+                neighbouring += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
 
         # Costs tell which moves fit and what each stage has to recompute. The other mode of
         # recompute is tried with the same cut.
-        if at.recompute in costs:
-            yield from costs[at.recompute].layouts(at, near)
+        if layout.recompute in costs:
+            yield from costs[layout.recompute].layouts(layout, neighbouring)
             for base in bases:
-                if base.recompute != at.recompute:
+                if base.recompute != layout.recompute:
                     yield from costs[base.recompute].layouts(base, [(sizes, kinds)])
         else:
-            yield from (at.replace(partition=moved, kinds=on) for moved, on in near)
+            yield from (layout.replace(partition=moved, kinds=on) for moved, on in neighbouring)
 
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
@@ -276,8 +276,8 @@ def balanced(
     # Passes of several micro-batches have no stage costs of their own. The best cuts of a plain
     # pipeline are good starting points for them too.
     if not batch.spec.scheduler.plain:
-        plain, _ = balanced(problem, base.replace(schedule="1f1b"))
-        cuts = [cut.replace(schedule=base.schedule) for cut in plain]
+        plain_sizes, _ = balanced(problem, base.replace(schedule="1f1b"))
+        cuts = [cut.replace(schedule=base.schedule) for cut in plain_sizes]
         cuts = [cut for cut, fits in zip(cuts, fitting(problem, cuts), strict=True) if fits]
         return cuts, spread_bound_s(problem, base) if cuts else np.inf
 
@@ -290,7 +290,7 @@ def balanced(
     least_s = costs.lower_bound_s(batch.spec, program_live(problem.setting, batch.spec))
     if least_s > worst_s or not np.isfinite(least_s):
         return [], least_s
-    return costs.layouts(base, costs.exact(base, batch.spec.micro_batches, most=1)), least_s
+    return costs.layouts(base, costs.exact(base, batch.spec.micro_batches, limit=1)), least_s
 
 
 def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:

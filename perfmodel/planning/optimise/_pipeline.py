@@ -61,7 +61,7 @@ class KindCosts:
                 layouts.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
         return layouts
 
-    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[CutOnKinds]:
+    def exact(self, base: Layout, micro_batches: int, limit: int = FRONT) -> list[CutOnKinds]:
         """Return the partitions near the least sum plus slowest stage.
 
         Of several kinds, at most `most` over all orders of kinds, and as many over each order in which every kind is in
@@ -70,16 +70,16 @@ class KindCosts:
         names = [*self.of_kind]
         costs = [*self.of_kind.values()]
         if len(costs) == 1:
-            return [(cut.partition, base.kinds) for cut in _front(costs, micro_batches)[:most]]
+            return [(cut.partition, base.kinds) for cut in _front(costs, micro_batches)[:limit]]
 
         cuts: list[CutOnKinds] = []
-        for cut in _front(costs, micro_batches, self.supply)[:most]:
+        for cut in _front(costs, micro_batches, self.supply)[:limit]:
             cuts.append((cut.partition, tuple(str(names[kind]) for kind in cut.kinds)))
 
         # Orders in which every kind is in one piece: each stage has the costs of one kind alone.
         for kinds in in_pieces(base.kinds):
             fixed = _of_stages([self.of_kind[kind] for kind in kinds or ()])
-            cuts += [(cut.partition, kinds) for cut in _front([fixed], micro_batches)[:most]]
+            cuts += [(cut.partition, kinds) for cut in _front([fixed], micro_batches)[:limit]]
         return cuts
 
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
@@ -114,10 +114,10 @@ class KindCosts:
         warm_up = np.ones_like(live.warm_up) if live.warm_up[-1] == m else live.warm_up
         after = _times(m - 1, backward) + _times((m - warm_up)[:, None, None], forward)
         try:
-            (least, *_) = least_sum_plus_max(passed, after, self.supply)
+            (least_s, *_) = least_sum_plus_max(passed, after, self.supply)
         except NothingFitsError:
             return np.inf
-        return max(least_critical_path(rank_work_s, passed, self.supply), least.value)
+        return max(least_critical_path(rank_work_s, passed, self.supply), least_s.value)
 
 
 def _of_stages(costs: Sequence[StageCosts]) -> StageCosts:

@@ -201,9 +201,9 @@ def _between(xp: Any, constants: Values, size: Any) -> Any:
     # Linear interpolation between the two nearest sizes that are priced.
     upper = xp.clip(xp.searchsorted(sizes, size), 1, len(sizes) - 1)
     share = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
-    at = xp.arange(size.shape[-1])
-    between = by_size[upper - 1, at] * (1 - share) + by_size[upper, at] * share
-    return xp.where(constants["scaled"], between, constants["base"])
+    columns = xp.arange(size.shape[-1])
+    interpolated = by_size[upper - 1, columns] * (1 - share) + by_size[upper, columns] * share
+    return xp.where(constants["scaled"], interpolated, constants["base"])
 
 
 def _uniform_step_s(problem: StepProblem, layout: Layout) -> dict[int, float]:
@@ -393,11 +393,11 @@ class Grouping:
 
     def step_s(self, groupings: Sequence[Sizes]) -> Float[np.ndarray, " n"]:
         return np.asarray(
-            makespan_lanes(self.prepared.compiled, np.stack([self.durations(at) for at in groupings])),
+            makespan_lanes(self.prepared.compiled, np.stack([self.durations(sizes) for sizes in groupings])),
             float,
         )
 
-    def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
+    def durations(self, sizes: Sizes) -> Float[np.ndarray, " classes"]:
         """Durations of the structure's classes for these buckets."""
-        divided = replace(self._layout_batch, program=self._layout_batch.program.with_segments(at))
+        divided = replace(self._layout_batch, program=self._layout_batch.program.with_segments(sizes))
         return durations(self._problem, divided)[0]

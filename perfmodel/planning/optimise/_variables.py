@@ -128,8 +128,8 @@ class WholeShares(_Parts):
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         # Round the running sums and take their differences: each sum is off by half a unit at
         # most, so that errors do not add up, and the last one is the total.
-        more = np.asarray(_plain(self, free), float) - self.least
-        ends = np.rint(np.cumsum(more)).astype(int)
+        excess = np.asarray(_plain(self, free), float) - self.least
+        ends = np.rint(np.cumsum(excess)).astype(int)
         ends[-1] = self.total - self.least * self.n
         return np.diff(np.append(0, ends)) + self.least
 

@@ -74,8 +74,8 @@ def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -
     partitioned = layout.replace(partition=layers_per_stage(batch))
     ends = relaxed_layouts(problem, layout, choices)
 
-    def moves(at: Layout) -> Iterable[Layout]:
-        return changed_once(at, choices, trains=problem.job.mode == "train")
+    def moves(layout: Layout) -> Iterable[Layout]:
+        return changed_once(layout, choices, trains=problem.job.mode == "train")
 
     def steps_s(layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
         return exact_steps_s(problem, layouts)
@@ -108,10 +108,10 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
     """
     # Full recompute is a share of layers here, so that the others recompute what a launch may state beside it.
     kinds = choices.recomputes or (layout.recompute,)
-    beside = layout.recompute if layout.recompute in kinds else kinds[-1]
+    recompute_kind = layout.recompute if layout.recompute in kinds else kinds[-1]
     if choices.full_layers and not choices.by_stage:
-        beside = "none"
-    base = layout.replace(partition=None, recompute_full_layers=None, recompute=beside)
+        recompute_kind = "none"
+    base = layout.replace(partition=None, recompute_full_layers=None, recompute=recompute_kind)
     sizes = possible_micro_batches(problem, base, choices.micro_batches)
     function = step_time_function_of(problem, base, vary="layout", micro_batches=sizes)
     nominal, programs = function.nominal, function.programs
@@ -164,56 +164,56 @@ def rounded_layout(base: Layout, values: Values, sizes: Sequence[int], choices: 
     return base.replace(partition=partition, micro_batch=micro_batch, recompute_full_layers=full_layers)
 
 
-def changed_once(at: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
+def changed_once(layout: Layout, choices: LaunchChoices, *, trains: bool) -> Iterable[Layout]:
     """Layouts with a single change: a layer moved, a layer recomputed, or another micro-batch size."""
-    yield from _layer_moved(at)
-    yield from _other_micro_batch(at, choices)
+    yield from _layer_moved(layout)
+    yield from _other_micro_batch(layout, choices)
     if trains:
-        yield from _other_recompute(at, choices)
-        yield from _layer_recomputed(at, choices)
+        yield from _other_recompute(layout, choices)
+        yield from _layer_recomputed(layout, choices)
 
 
-def _layer_moved(at: Layout) -> Iterable[Layout]:
-    full_layers = at.recompute_full_layers
-    for partition in neighbours(at.partition or ()):
+def _layer_moved(layout: Layout) -> Iterable[Layout]:
+    full_layers = layout.recompute_full_layers
+    for partition in neighbours(layout.partition or ()):
         # A stage cannot recompute more layers than it has.
         fewer = full_layers
         if full_layers is not None and len(full_layers) == len(partition):
             fewer = tuple(min(full, layers) for full, layers in zip(full_layers, partition, strict=True))
-        yield at.replace(partition=partition, recompute_full_layers=fewer)
+        yield layout.replace(partition=partition, recompute_full_layers=fewer)
 
 
-def _other_micro_batch(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+def _other_micro_batch(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
     """The next smaller and the next larger size."""
-    sizes = sorted({at.micro_batch, *choices.micro_batches})
-    place = sizes.index(at.micro_batch)
+    sizes = sorted({layout.micro_batch, *choices.micro_batches})
+    place = sizes.index(layout.micro_batch)
     for size in sizes[max(0, place - 1) : place + 2]:
-        if size != at.micro_batch:
-            yield at.replace(micro_batch=size)
+        if size != layout.micro_batch:
+            yield layout.replace(micro_batch=size)
 
 
-def _other_recompute(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+def _other_recompute(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
     # Beside layers that recompute in full, frameworks without a number per stage have no other mode for the rest.
-    may_differ = choices.by_stage or at.recompute_full_layers is None
+    may_differ = choices.by_stage or layout.recompute_full_layers is None
     for kind in choices.recomputes:
-        if kind != at.recompute and (kind == "none" or may_differ):
-            yield at.replace(recompute=kind)
+        if kind != layout.recompute and (kind == "none" or may_differ):
+            yield layout.replace(recompute=kind)
 
 
-def _layer_recomputed(at: Layout, choices: LaunchChoices) -> Iterable[Layout]:
+def _layer_recomputed(layout: Layout, choices: LaunchChoices) -> Iterable[Layout]:
     """One layer more, or one less, that recomputes in full: of a stage, or of all where they share a number."""
-    may_recompute = at.recompute == "none" or (choices.by_stage and at.recompute != "full")
+    may_recompute = layout.recompute == "none" or (choices.by_stage and layout.recompute != "full")
     if not choices.full_layers or not may_recompute:
         return
-    partition = at.partition or ()
+    partition = layout.partition or ()
     # With one number for all stages, a stage with fewer layers recomputes all that it has.
-    most = partition if choices.by_stage else (max(partition),)
-    numbers = _numbers(at.recompute_full_layers, len(most))
+    limits = partition if choices.by_stage else (max(partition),)
+    numbers = _numbers(layout.recompute_full_layers, len(limits))
     for stage, number_of_stage in enumerate(numbers):
         for number in (number_of_stage - 1, number_of_stage + 1):
-            if 0 <= number <= most[stage]:
+            if 0 <= number <= limits[stage]:
                 changed = (*numbers[:stage], number, *numbers[stage + 1 :])
-                yield at.replace(recompute_full_layers=changed if any(changed) else None)
+                yield layout.replace(recompute_full_layers=changed if any(changed) else None)
 
 
 def shares_of_stages(share: Float[Array, ""], layers: Float[Array, " stages"]) -> Float[Array, " stages"]:

@@ -266,5 +266,5 @@ def _times(
     factor: Float[np.ndarray, " n"] | float,
     delay_s: Float[np.ndarray, " n"] | float,
 ) -> EventTimes:
-    moved = {name: getattr(times, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
-    return replace(times, **moved)
+    scaled = {name: getattr(times, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
+    return replace(times, **scaled)

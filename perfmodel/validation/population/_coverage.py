@@ -142,8 +142,8 @@ def _conformal_factor(shape: Coverage, runs: LeftOutRuns) -> float:
     for _ in range(_BISECTIONS):
         middle = (narrow + wide) / 2
         half = covered_half_widths(shape.scaled(middle), runs)
-        inside = float(runs.weight @ (np.abs(runs.error) <= half))
-        if inside >= INSIDE * runs.weight.sum():
+        inside_share = float(runs.weight @ (np.abs(runs.error) <= half))
+        if inside_share >= INSIDE * runs.weight.sum():
             wide = middle
         else:
             narrow = middle

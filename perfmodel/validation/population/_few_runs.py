@@ -97,7 +97,7 @@ def draws(
     rng, draws_by_known, size = np.random.default_rng(0), {}, len(index)
 
     # Rotations put each run in front once.
-    turns = [np.roll(np.arange(size), -at) for at in range(size)]
+    turns = [np.roll(np.arange(size), -shift) for shift in range(size)]
 
     def draw(order: Int[np.ndarray, " own"], k: int) -> Draw:
         left_over, half = others_given_known(covariances, scales, residual, index[order[:k]], index[order[k:]])
@@ -133,9 +133,9 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
             # Known runs may not widen an interval beyond what it was without them.
             half_before = before[draw.unknown]
             half = widened(draw.half, held_given, half_before) if k else half_before
-            inside = (np.abs(draw.residual) <= half).mean()
+            inside_share = (np.abs(draw.residual) <= half).mean()
             width = np.median(np.exp(2 * half))
-            inside_and_width.append((inside, width))
+            inside_and_width.append((inside_share, width))
         mean_inside, mean_width = np.mean(inside_and_width, axis=0).tolist()
         figures[k] = FewRuns(error=mean_error(draws_of_k), inside=mean_inside, width=mean_width)
     return figures

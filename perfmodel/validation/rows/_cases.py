@@ -275,9 +275,9 @@ def framework_of(name: str) -> tuple[Framework, bool]:
     try:
         return catalog.framework(name or "generic"), False
     except PerfModelError:
-        plain = name.partition("@")[0]
-        if plain in catalog.frameworks():
-            return catalog.framework_versions(plain)[0], True
+        name_only = name.partition("@")[0]
+        if name_only in catalog.frameworks():
+            return catalog.framework_versions(name_only)[0], True
         return catalog.framework("generic"), True
 
 

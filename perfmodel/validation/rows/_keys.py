@@ -118,20 +118,20 @@ def with_plain_columns(row: Row) -> Row:
     filled: dict[str, Any] = dict(row)
     contradictions = text(row, CONTRADICTIONS).splitlines()
     # A key wins over a plain column, since it is what a job file would say.
-    for column, plain in _PLAIN_COLUMNS.items():
+    for column, plain_column in _PLAIN_COLUMNS.items():
         cell = row.get(column)
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             continue
         value = cell_value(cell)
         value = int(value) if isinstance(value, bool) else value
-        plain_cell = row.get(plain)
+        plain_cell = row.get(plain_column)
 
         # Where key and plain column differ, the key is taken and the contradiction kept: it
         # widens the interval.
         is_stated = plain_cell is not None and str(plain_cell).strip() != ""
         if is_stated and not _equal_text(value, cell_value(plain_cell)):
-            contradictions.append(f"{column}={value} and {plain}={plain_cell}")
-        filled[plain] = value
+            contradictions.append(f"{column}={value} and {plain_column}={plain_cell}")
+        filled[plain_column] = value
     if text(row, "cluster"):
         contradictions += _fill_from_cluster(filled)
     contradictions += _contradictions_of_counts(filled)

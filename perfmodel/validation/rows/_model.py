@@ -245,8 +245,8 @@ def _built(row: Row, family: str, framework: Framework) -> RowModel:
 
 def _experts(row: Row, family: str, ffn: int) -> Experts | None:
     """Routed experts with the row's inner size, if it states their number."""
-    many = number(row, "n_experts")
-    if many is None or many <= 1:
+    n_experts = number(row, "n_experts")
+    if n_experts is None or n_experts <= 1:
         if family == "moe":
             raise Unusable("family moe: n_experts is not stated and the name is not in the catalog")
         return None

@@ -371,18 +371,18 @@ def framework_name(row: Row) -> str:
         return f"deepspeed{name[name.index('@') :]}" if "@" in name else "deepspeed"
 
     # torch.compile is a switch of a launch, and an entry of its own in the catalog.
-    plain, at, year = name.partition("@")
-    compiled, te_name = f"{plain}-compile", f"{plain}-te"
+    name_only, separator, year = name.partition("@")
+    compiled, te_name = f"{name_only}-compile", f"{name_only}-te"
     if compiled in frameworks() and _compiles(row):
-        return f"{compiled}{at}{year}"
+        return f"{compiled}{separator}{year}"
     # Where it is the default, the switch turned off is the separate entry.
-    eager = f"{plain}-eager"
+    eager = f"{name_only}-eager"
     if eager in frameworks() and launch_switches(row).get("compile") is False:
-        return f"{eager}{at}{year}"
+        return f"{eager}{separator}{year}"
 
     # So are layers of Transformer Engine, where a framework has others by default.
     names_te = _LAYERS_OF_TRANSFORMER_ENGINE.search(text(row, "framework_as_stated"))
-    return f"{te_name}{at}{year}" if te_name in frameworks() and names_te else name
+    return f"{te_name}{separator}{year}" if te_name in frameworks() and names_te else name
 
 
 def may_pack_conversations(row: Row) -> bool:

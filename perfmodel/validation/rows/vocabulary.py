@@ -69,42 +69,42 @@ def read_phrases(text: str, vocabulary: tuple[Phrase, ...]) -> Reading:
     meanings: list[tuple[str, tuple[str, ...]]] = []
     unread: list[str] = []
     # Phrases are taken from left to right, at every place the longest that fits.
-    at = 0
-    while at < len(lowered):
+    position = 0
+    while position < len(lowered):
         # A remark in brackets is read for what is known in it. Its unknown words are no statement
         # about the setting.
-        remark = _REMARK.match(lowered, at) if lowered[at] == "(" else None
+        remark = _REMARK.match(lowered, position) if lowered[position] == "(" else None
         if remark:
             inside = read_phrases(remark[0][1:-1], vocabulary)
             meanings += inside.said
-            at = remark.end()
+            position = remark.end()
             continue
-        if not lowered[at].isalnum():
-            at += 1
+        if not lowered[position].isalnum():
+            position += 1
             continue
-        phrase, match = _longest(lowered, at, vocabulary)
+        phrase, match = _longest(lowered, position, vocabulary)
         if match is not None:
             if phrase.meaning:
                 meanings.append((phrase.meaning, tuple(figure for figure in match.groups() if figure)))
-            at = match.end()
+            position = match.end()
             continue
-        word = _WORD.match(lowered, at)
+        word = _WORD.match(lowered, position)
         if word is None:
-            at += 1
+            position += 1
             continue
         if word[0] not in _FILLERS:
             unread.append(word[0])
-        at = word.end()
+        position = word.end()
     return Reading(tuple(meanings), tuple(dict.fromkeys(unread)))
 
 
-def _longest(text: str, at: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, re.Match[str] | None]:
+def _longest(text: str, position: int, vocabulary: Sequence[Phrase]) -> tuple[Phrase, re.Match[str] | None]:
     """The phrase of a vocabulary that matches the longest text from a position on."""
     best, best_match = vocabulary[0], None
     for phrase in vocabulary:
         # A phrase must not end inside a word.
-        match = re.compile(rf"(?:{phrase.pattern})(?![a-z0-9])").match(text, at)
-        longest = at if best_match is None else best_match.end()
+        match = re.compile(rf"(?:{phrase.pattern})(?![a-z0-9])").match(text, position)
+        longest = position if best_match is None else best_match.end()
         if match is not None and match.end() > longest:
             best, best_match = phrase, match
     return best, best_match

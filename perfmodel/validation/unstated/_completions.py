@@ -128,9 +128,9 @@ def _assuming(case: Case, name: str) -> Case:
     return case if name in case.assumed else replace(case, assumed=(*case.assumed, name))
 
 
-def thinned(candidates: Sequence[Completion], most: int) -> list[Completion]:
+def thinned(candidates: Sequence[Completion], limit: int) -> list[Completion]:
     """Return a limited number of representative completions, with priors that sum to 1."""
-    chosen, weight = representatives(np.array([candidate.prior for candidate in candidates]), most)
+    chosen, weight = representatives(np.array([candidate.prior for candidate in candidates]), limit)
     return [replace(candidates[i], prior=share) for i, share in zip(chosen.tolist(), weight.tolist(), strict=True)]
 
 
@@ -140,7 +140,7 @@ def with_open_choices(
     priors: ChoicePriors,
     *,
     takes_memory: bool,
-    most: int = MOST_WEIGHED,
+    limit: int = MOST_WEIGHED,
 ) -> list[Completion]:
     """Fill in the choices that affect memory, or those that do not, with at most `most` completions."""
     for choice in OPEN_CHOICES:
@@ -148,7 +148,7 @@ def with_open_choices(
             expanded = []
             for completion in candidates:
                 expanded += _expanded(completion, choice, year, priors)
-            candidates = thinned(expanded, most)
+            candidates = thinned(expanded, limit)
     return list(candidates)
 
 
@@ -188,12 +188,12 @@ def _read(
     device, model = run.device(), run.model(framework)
     features = model_features(model, device, run.seq_len(model), framework, run.year)
     micro_batch = framework.default_layout.micro_batch
-    usual = micro_batch if micro_batch != Layout.micro_batch else None
+    stated_micro_batch = micro_batch if micro_batch != Layout.micro_batch else None
     rows = filled_rows(
         run.cells_for(framework),
         features,
         priors,
-        usual,
+        stated_micro_batch,
         _narrow_dtype(device, framework),
         names_schedules=framework.launch.names_schedules,
     )
@@ -241,9 +241,9 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
     published runs have used: how likely each is follows from the hardware, the kind of network and the year, and from
     what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs mostly use it).
     """
-    plain, _, stated_year = run.framework_name.partition("@")
+    name_only, _, stated_year = run.framework_name.partition("@")
     year = stated_year or (str(run.year) if run.year else "")
-    known = _catalog_name(plain, year)
+    known = _catalog_name(name_only, year)
     if known and year:
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
@@ -274,17 +274,17 @@ def _versions_of(name: str, priors: ChoicePriors) -> list[tuple[Framework, float
     return list(zip(versions, chances.tolist(), strict=True))
 
 
-def _catalog_name(plain: str, year: str) -> str:
+def _catalog_name(name_only: str, year: str) -> str:
     """The catalog's framework for a name, by year if one is known; empty if there is none."""
-    while plain:
+    while name_only:
         try:
-            newest = catalog.framework_versions(plain)[0].name
+            newest = catalog.framework_versions(name_only)[0].name
         except PerfModelError:
-            plain = plain.rpartition("-")[0]
+            name_only = name_only.rpartition("-")[0]
             continue
         # A name may mean an earlier framework in earlier years (`framework_names.toml`).
         try:
-            return catalog.framework(f"{plain}@{year}").name if year else newest
+            return catalog.framework(f"{name_only}@{year}").name if year else newest
         except PerfModelError:
             return newest
     return ""

@@ -212,14 +212,16 @@ class JobRun(DescribedRun):
 
         # Batch, length and element type have been filled into cells; all else is passed on as
         # stated.
-        further = {name: value for name, value in self.job.items() if name not in ("global_batch", "seq_len", "dtype")}
+        further_fields = {
+            name: value for name, value in self.job.items() if name not in ("global_batch", "seq_len", "dtype")
+        }
         job = framework.job(
             self.stated_model,
             self.cluster.device,
             global_batch=self.job["global_batch"],
             seq_len=self.job.get("seq_len"),
             dtype=cells.get("dtype"),
-            **further,
+            **further_fields,
         )
 
         # A completion that cannot be laid out is refused here, and takes no part in the mixture.
@@ -232,7 +234,7 @@ class JobRun(DescribedRun):
             layout=layout,
             framework=framework,
             stated_layout=notation,
-            stated_job=frozenset(further),
+            stated_job=frozenset(further_fields),
         )
 
 

@@ -270,9 +270,9 @@ def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, 
     yield before.filled("dtype", narrow, float(chances[1]), dtype=narrow)
 
 
-def powers_of_two(most: int) -> tuple[int, ...]:
+def powers_of_two(limit: int) -> tuple[int, ...]:
     """Powers of two up to a number."""
-    return tuple(1 << i for i in range(most.bit_length()))
+    return tuple(1 << i for i in range(limit.bit_length()))
 
 
 PARALLELISM: Final = "parallelism"

@@ -254,7 +254,7 @@ def _timed(
     for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):
         if weight > 0:
             likely.append(replace(weighed.completion, prior=weight))
-    chosen = with_open_choices(thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, most=MOST_TIMED)
+    chosen = with_open_choices(thinned(likely, MOST_MEMORY), run.year, priors, takes_memory=False, limit=MOST_TIMED)
     predictions = []
     for completion in chosen:
         # Contradictions in a description widen the interval.

@@ -242,21 +242,21 @@ def choice_effects(
 
 
 def representatives(
-    weight: Float[np.ndarray, " n"], most: int
+    weight: Float[np.ndarray, " n"], limit: int
 ) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"]]:
     """Indices of at most `most` representative items, and their new weights.
 
     Nothing is random: the same weights give the same items (after Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003).
     """
     share = np.asarray(weight, float) / np.sum(weight)
-    if len(share) <= most:
+    if len(share) <= limit:
         return np.arange(len(share)), share
 
     # Items that weigh at least an equal share are kept with their own weight, and the heaviest item always is.
-    heavy = share >= 1 / most
+    heavy = share >= 1 / limit
     heavy[np.argmax(share)] = True
     light = np.flatnonzero(~heavy)
-    draws = most - int(heavy.sum())
+    draws = limit - int(heavy.sum())
     new_share = np.where(heavy, share, 0.0)
 
     # Light items are thinned: each that is left has an equal part of what the light ones weigh together, and is left

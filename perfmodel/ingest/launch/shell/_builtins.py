@@ -143,8 +143,8 @@ class Builtins(Expander):
         """Whether a file exists, which is known only for files in the script's folder and for those that it writes."""
         if unknown(name) or not name:
             return None
-        beside = self.beside(name)
-        return True if Path(name).name in self.state.files or (beside is not None and beside.exists()) else None
+        local_file = self.beside(name)
+        return True if Path(name).name in self.state.files or (local_file is not None and local_file.exists()) else None
 
     def set_arguments(self, node: tree.Simple, argv: list[Word]) -> bool:
         # `set -- a b` replaces the arguments; `set -euo pipefail` sets options of the shell.
@@ -224,15 +224,15 @@ class Builtins(Expander):
         finally:
             self.streams.pop()
 
-    def known_text(self, here: tree.HereText) -> str | None:
+    def known_text(self, here_text: tree.HereText) -> str | None:
         """A text to be read; None for the output of an unknown program, but not for a text with unset variables."""
-        text = self.text_of(here)
-        return None if here.is_output and unknown(text) else text
+        text = self.text_of(here_text)
+        return None if here_text.is_output and unknown(text) else text
 
-    def lines_of(self, here: tree.HereText) -> str | None:
+    def lines_of(self, here_text: tree.HereText) -> str | None:
         """A text as a block reads it, in whole lines; None if nobody knows it."""
-        text = self.known_text(here)
-        return None if text is None else as_lines(here, text)
+        text = self.known_text(here_text)
+        return None if text is None else as_lines(here_text, text)
 
     def text_for(self, node: tree.Fed) -> str | None:
         """The text that a block reads; None if nobody knows it."""

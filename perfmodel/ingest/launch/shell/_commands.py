@@ -189,31 +189,31 @@ class Commands(Builtins):
         raise Stop(argv[0].text, node.line)
 
     def prefixed(self, node: tree.Simple, argv: list[Word]) -> bool | None:
-        rest = argv[1:]
-        while rest and rest[0].text.startswith("-"):
-            if "v" in rest[0].text:  # `command -v nvcc` asks whether there is one
+        arguments = argv[1:]
+        while arguments and arguments[0].text.startswith("-"):
+            if "v" in arguments[0].text:  # `command -v nvcc` asks whether there is one
                 return None
-            del rest[0]
-        return self.command(node, rest) if rest else True
+            del arguments[0]
+        return self.command(node, arguments) if arguments else True
 
     def with_environment(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         """`env NAME=VALUE ... command` sets variables for this command alone."""
-        rest = argv[1:]
+        arguments = argv[1:]
         stated: dict[str, Word] = {}
-        while rest:
-            assignment = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0].text, re.DOTALL)
+        while arguments:
+            assignment = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", arguments[0].text, re.DOTALL)
             if assignment is not None:
-                stated[assignment[1]] = Word(assignment[2], rest[0].line)
-            elif not rest[0].text.startswith("-"):
+                stated[assignment[1]] = Word(assignment[2], arguments[0].line)
+            elif not arguments[0].text.startswith("-"):
                 break
             # `-u NAME` has a value, other options have none.
-            del rest[: 2 if rest[0].text == "-u" else 1]
-        if not rest:
+            del arguments[: 2 if arguments[0].text == "-u" else 1]
+        if not arguments:
             return True
         with self.restoring(list(stated)):
             for name, value in stated.items():
                 self.state.variables[name] = {"0": value}
-            return self.command(node, rest)
+            return self.command(node, arguments)
 
     def call(self, name: str, argv: Sequence[Word]) -> bool | None:
         """Run a function; its local variables are forgotten afterwards."""
@@ -327,22 +327,22 @@ class Commands(Builtins):
 
     def shell(self, node: tree.Simple, argv: list[Word], at: int) -> bool:
         """Follow `bash -c text`, `bash file` or `bash <<EOF`; return False if there is nothing to follow."""
-        rest = argv[at + 1 :]
-        while rest and rest[0].text.startswith(("-", "+")):
-            option = rest.pop(0).text
+        arguments = argv[at + 1 :]
+        while arguments and arguments[0].text.startswith(("-", "+")):
+            option = arguments.pop(0).text
             # `bash -lc 'text' name arg ...`: the word behind the text is `$0`.
-            if re.fullmatch(r"-[a-z]*c[a-z]*", option) and rest:
+            if re.fullmatch(r"-[a-z]*c[a-z]*", option) and arguments:
                 with self.subshell():
                     self.set_by_scheduler(argv[:at])
-                    self.state.name = rest[1].text if len(rest) > 1 else self.state.name
-                    self.in_inner_shell(rest[0].text, rest[0].line, argv[:at], rest[2:])
+                    self.state.name = arguments[1].text if len(arguments) > 1 else self.state.name
+                    self.in_inner_shell(arguments[0].text, arguments[0].line, argv[:at], arguments[2:])
                 return True
             # Options with a value, which is not the script's name.
-            if option in ("-o", "+o", "-O", "--rcfile") and rest:
-                rest.pop(0)
-        text = self.script_beside(rest[0].text) if rest else None
+            if option in ("-o", "+o", "-O", "--rcfile") and arguments:
+                arguments.pop(0)
+        text = self.script_beside(arguments[0].text) if arguments else None
         if text is not None and self.depth < MOST_SCRIPTS:
-            self.submit(argv[:at], text, node.line, rest[1:], counts=False)
+            self.submit(argv[:at], text, node.line, arguments[1:], counts=False)
             return True
         if node.here is not None:
             self.in_inner_shell(self.text_of(node.here), node.here.line, argv[:at], ())

@@ -306,10 +306,10 @@ class Expander:
         if change.startswith("/"):
             return replaced(text, self.default(change[1:], line).text)
         if change in ("^^", ",,", "^", ","):
-            first, rest = text[:1], text[1:]
+            first, remaining = text[:1], text[1:]
             if change in ("^^", ",,"):
                 return text.upper() if change == "^^" else text.lower()
-            return (first.upper() if change == "^" else first.lower()) + rest
+            return (first.upper() if change == "^" else first.lower()) + remaining
         part = re.fullmatch(r":\s*(-?\d+|\$\w+)(?::\s*(-?\d+|\$\w+))?", change)
         if part:
             start = self.arithmetic(part[1], line) or 0
@@ -371,12 +371,12 @@ class Expander:
             self.state.variables.pop(name, None)
         return before if sign in ("++", "--") else after
 
-    def text_of(self, here: tree.HereText) -> str:
-        if here.word is not None:
-            return self.joined(here.word).text
-        if here.literal:
-            return here.text
-        return self.joined(parse_word(here.text, self.state.place, here.line, quoted=True)).text
+    def text_of(self, here_text: tree.HereText) -> str:
+        if here_text.word is not None:
+            return self.joined(here_text.word).text
+        if here_text.literal:
+            return here_text.text
+        return self.joined(parse_word(here_text.text, self.state.place, here_text.line, quoted=True)).text
 
 
 def pieces(word: Word) -> list[Word]:
@@ -463,5 +463,5 @@ def divided_at(text: str, separators: str, most: int = 0) -> list[str]:
     # A mark at the end closes the last piece and opens none.
     if not most:
         return pieces if pieces[-1] else pieces[:-1]
-    rest = divided_at(pieces[-1], separators)
-    return [*pieces[:-1], *rest] if len(rest) < 2 else pieces
+    further_pieces = divided_at(pieces[-1], separators)
+    return [*pieces[:-1], *further_pieces] if len(further_pieces) < 2 else pieces

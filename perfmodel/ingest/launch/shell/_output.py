@@ -17,10 +17,10 @@ MOST_NODES: Final = 100_000
 """Most invented names of nodes."""
 
 
-def as_lines(here: tree.HereText, text: str) -> str:
+def as_lines(here_text: tree.HereText, text: str) -> str:
     """The text of a here-document as it is read: the shell ends what stands behind `<<<` as a line."""
     # What a command writes ends as a line already, before it is cut off, or is empty.
-    if here.word is None or (here.is_output and (not text or text.endswith("\n"))):
+    if here_text.word is None or (here_text.is_output and (not text or text.endswith("\n"))):
         return text
     return f"{text}\n"
 
@@ -74,11 +74,11 @@ def command_output(
     if not argv:
         return None
     head, arguments = argv[0], argv[1:]
-    plain = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
+    operands = [argument for argument in arguments if not argument.startswith("-") or argument == "-"]
     # Each command is understood in the forms that launch scripts use, and with others its output is not known.
     if head == "pwd":
         return folder + "\n"
-    if head == "cat" and stdin is not None and not plain:
+    if head == "cat" and stdin is not None and not operands:
         return stdin
     if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
         return None
@@ -90,19 +90,19 @@ def command_output(
     if head == "expr":
         value = calculate(" ".join(arguments))
         return None if value is None else f"{value}\n"
-    if head == "dirname" and plain:
-        return str(PurePosixPath(plain[0]).parent) + "\n"
-    if head == "basename" and plain:
-        name = PurePosixPath(plain[0]).name
-        return (name.removesuffix(plain[1]) if len(plain) > 1 else name) + "\n"
+    if head == "dirname" and operands:
+        return str(PurePosixPath(operands[0]).parent) + "\n"
+    if head == "basename" and operands:
+        name = PurePosixPath(operands[0]).name
+        return (name.removesuffix(operands[1]) if len(operands) > 1 else name) + "\n"
     # The folder itself does not matter here, only that a path leads to a file beside the script.
-    if head in ("readlink", "realpath") and plain:
-        return plain[-1] + "\n"
-    if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in plain) and 1 <= len(plain) <= 2:
-        first, last = (1, int(plain[0])) if len(plain) == 1 else (int(plain[0]), int(plain[1]))
+    if head in ("readlink", "realpath") and operands:
+        return operands[-1] + "\n"
+    if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in operands) and 1 <= len(operands) <= 2:
+        first, last = (1, int(operands[0])) if len(operands) == 1 else (int(operands[0]), int(operands[1]))
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
     # Names of nodes are made up: scripts count them and take the first as master.
-    is_list = head in ("cat", "sort", "uniq") and plain == ["${PBS_NODEFILE}"]
+    is_list = head in ("cat", "sort", "uniq") and operands == ["${PBS_NODEFILE}"]
     if is_list or (head == "scontrol" and arguments[:2] in (["show", "hostnames"], ["show", "hostname"])):
         nodes = variable("SLURM_NNODES") or ""
         if not nodes.isdecimal() or int(nodes) >= MOST_NODES:

@@ -41,9 +41,9 @@ def directives(text: str) -> list[str]:
 def requested(text: str) -> dict[str, int]:
     """Numbers that the `#SBATCH` (or `#PBS`) lines of a script request."""
     numbers: dict[str, int] = {}
-    for nodes, rest in _PBS.findall(text):
+    for nodes, options in _PBS.findall(text):
         numbers["nodes"] = int(nodes)
-        per_node = re.search(r":(?:ngpus|gpus|ppn)=(\d+)", rest)
+        per_node = re.search(r":(?:ngpus|gpus|ppn)=(\d+)", options)
         if per_node:
             numbers["gpus-per-node"] = int(per_node[1])
     for nodes in _GRID.findall(text):

@@ -85,11 +85,11 @@ def run_script(
     except RecursionError:
         raise broken(place, 0, "nested too deeply to be a launch script") from None
     # Numbers from the reader's own environment may differ on the cluster: they are named in the answer.
-    taken = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
+    assumed = tuple(f"{name}={value}" for name, value in state.taken.items() if value.isdecimal())
     return Script(
         commands=tuple(state.commands),
         notes=tuple(dict.fromkeys(state.notes)),
-        from_environment=taken,
+        from_environment=assumed,
         files=state.files,
         absent=tuple(dict.fromkeys(state.absent)),
     )
@@ -328,8 +328,8 @@ class _Interpreter(Commands):
                 changed = [name for name in now if now[name] != before.get(name)]
         launches = any(has_options(command) for command in self.state.commands[commands:])
         if changed or launches:
-            what = f"what it sets ({', '.join(changed[:6])})" if changed else "what it runs"
-            self.state.notes.append(f"line {line}: {reason}, so {what} is skipped")
+            effect = f"what it sets ({', '.join(changed[:6])})" if changed else "what it runs"
+            self.state.notes.append(f"line {line}: {reason}, so {effect} is skipped")
         return changed
 
     # Blocks.
@@ -338,12 +338,12 @@ class _Interpreter(Commands):
         for i, (condition, body) in enumerate(node.branches):
             status = self.sequence(condition)
             if status is None:
-                rest = [branch for _, branch in node.branches[i:]]
+                remaining = [branch for _, branch in node.branches[i:]]
                 if node.otherwise is not None:
-                    rest += [node.otherwise]
+                    remaining += [node.otherwise]
                 # A launch that comes later is not reached by a branch that exits: the other one was taken.
-                going_on = [branch for branch in rest if not _exits(branch)]
-                if len(going_on) == 1 and len(rest) > 1 and node.otherwise is not None:
+                going_on = [branch for branch in remaining if not _exits(branch)]
+                if len(going_on) == 1 and len(remaining) > 1 and node.otherwise is not None:
                     return self.sequence(going_on[0])
                 for branch in going_on:
                     self.left_out(branch, node.line, "the condition cannot be evaluated")

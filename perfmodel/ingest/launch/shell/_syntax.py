@@ -153,16 +153,16 @@ class _Parser(WordParser):
         return Sequence(tuple(items))
 
     def and_or(self) -> AndOr:
-        first, rest = self.pipeline(), []
+        first, further = self.pipeline(), []
         while True:
             self.blanks()
             # `&&` and `||` bind equally and from the left, unlike those of C.
             operator = self.text[self.at : self.at + 2]
             if operator not in ("&&", "||"):
-                return AndOr(first, tuple(rest))
+                return AndOr(first, tuple(further))
             self.at += 2
             self.newlines()
-            rest.append((operator, self.pipeline()))
+            further.append((operator, self.pipeline()))
 
     def pipeline(self) -> Pipeline:
         negated = False

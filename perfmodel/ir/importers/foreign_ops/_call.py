@@ -186,8 +186,8 @@ def foreign_ops(*signatures: str, rule: Rule) -> dict[str, ForeignOp]:
     """
     ops = {}
     for signature in signatures:
-        name, _, rest = signature.removesuffix(")").partition("(")
-        ops[name] = ForeignOp(tuple(rest.split(", ")), rule)
+        name, _, arguments = signature.removesuffix(")").partition("(")
+        ops[name] = ForeignOp(tuple(arguments.split(", ")), rule)
     return ops
 
 

@@ -180,8 +180,8 @@ def _attention(call: Call) -> Ref:
     # softmax.
     stated_mask = call.item("mask") if call.has("mask") else None
     mask, causal = _settled_mask(stated_mask, bool(call.value("causal", False)))
-    alike = call.shape(query) == call.shape(key) == call.shape(value)
-    if mask is None and scale == usual_scale and has_heads and alike:
+    same_shapes = call.shape(query) == call.shape(key) == call.shape(value)
+    if mask is None and scale == usual_scale and has_heads and same_shapes:
         return _fused_attention(call, query, key, value, causal)
     scores = call.scaled(call.op("matmul", query, key, transpose_b=True), scale)
     if causal:
@@ -211,29 +211,29 @@ def _settled_mask(mask: Item | None, causal: bool) -> tuple[Item | None, bool]:
     # Masks come as booleans or as large negative numbers to be added. What is neither is a bias, as relative positions
     # are.
     if mask.array.dtype == bool:
-        seen = mask.array
+        visible = mask.array
     else:
-        seen = mask.array >= 0
-        if not (seen | (mask.array < _HIDDEN)).all():
+        visible = mask.array >= 0
+        if not (visible | (mask.array < _HIDDEN)).all():
             return mask, causal
 
-    small = collapsed(seen)
+    small = collapsed(visible)
     if small.ndim == 0 and bool(small):
         return None, causal
-    rows, columns = seen.shape[-2:]
+    rows, columns = visible.shape[-2:]
     earlier = np.tril(np.ones((rows, columns), bool))
-    if rows == columns and (seen == earlier).all():
+    if rows == columns and (visible == earlier).all():
         return None, True
-    return Known(seen & earlier if causal else seen), False
+    return Known(visible & earlier if causal else visible), False
 
 
 def _repeat_heads(call: Call, x: Ref, group_size: int) -> Ref:
     """Key or value heads, each as often as query heads share it."""
-    batch, heads, *rest = call.shape(x)
+    batch, heads, *trailing = call.shape(x)
     # Copies of a head must stand next to one another, in the order of the query heads.
-    single = call.reshape(x, (batch, heads, 1, *rest))
+    single = call.reshape(x, (batch, heads, 1, *trailing))
     copies = call.op("concat", *[single] * group_size, axis=2)
-    return call.reshape(copies, (batch, heads * group_size, *rest))
+    return call.reshape(copies, (batch, heads * group_size, *trailing))
 
 
 def _cross_entropy(call: Call) -> Ref:

@@ -109,8 +109,8 @@ def _repeated(call: Call) -> Ref:
     x, repeats = call.ref("x"), int(call.value("repeats"))
     shape = call.shape(x)
     axis = call.axis(len(shape))
-    apart = call.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-    copies = call.expanded(apart, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+    expanded = call.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    copies = call.expanded(expanded, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
     return call.reshape(copies, with_axis(shape, axis, shape[axis] * repeats))
 
 
@@ -119,8 +119,8 @@ def _tile(call: Call) -> Ref:
     x = call.ref("x")
     for axis, repeats in enumerate(call.integers("repeats")):
         shape = call.shape(x)
-        apart = call.reshape(x, (*shape[:axis], 1, *shape[axis:]))
-        copies = call.expanded(apart, (*shape[:axis], repeats, *shape[axis:]))
+        expanded = call.reshape(x, (*shape[:axis], 1, *shape[axis:]))
+        copies = call.expanded(expanded, (*shape[:axis], repeats, *shape[axis:]))
         x = call.reshape(copies, with_axis(shape, axis, shape[axis] * repeats))
     return x
 

@@ -43,8 +43,8 @@ def _slice_scatter(call: Call) -> Item:
     x = call.item("x")
     shape = call.shape(x)
     axis = call.axis(len(shape), default=0)
-    wanted = slice(call.value("start", 0), call.value("end", NO_END), call.value("step", 1))
-    start, stop, step = wanted.indices(shape[axis])
+    written = slice(call.value("start", 0), call.value("end", NO_END), call.value("step", 1))
+    start, stop, step = written.indices(shape[axis])
     if step != 1:
         raise CannotMapError(f"a slice with step {step}")
     return _with_part(call, x, call.item("part"), axis, start, stop)
