@@ -16,7 +16,7 @@ from typing import Final
 # Characters that reorder or hide text, control characters but tab and line feed.
 _MARKS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
 
-# Escape sequences as a whole, so that nothing of them is left: strings for the terminal, then commands to it.
+# Whole escape sequences, so that no part of them remains: strings for the terminal, then commands to it.
 _STRINGS: Final = r"\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
 _COMMANDS: Final = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
 STEERING: Final = f"{_STRINGS}|{_COMMANDS}|{_MARKS}"

@@ -150,7 +150,7 @@ def read_text(path: Path, limit: int = MOST_TEXT_BYTES) -> str:
         TooLargeError: a larger one; a device or a pipe that does not end, too.
         UnicodeDecodeError: bytes that are no text.
     """
-    # One byte more than the limit tells whether there is more, of a pipe too.
+    # Reading one byte more than the limit shows whether there is more, also for a pipe.
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -52,8 +52,8 @@ class Cache:
                 self._entries.move_to_end(key)
                 return entry.value
 
-        # Made without the lock, as it may ask this cache for others. Two threads may make the same value; the
-        # later one stays.
+        # Computed without the lock, because it may need other values of this cache. Two threads may make the same
+        # value; the later one stays.
         value = make()
         with self._lock:
             self._keep(key, value)

@@ -57,7 +57,7 @@ _DTYPE_OF: Final = _dtype_of_alias()
 
 def dtype_name(text: str) -> str:
     """The element type for a name such as `bfloat16`, `torch.half` or `e4m3`; unknown names are returned unchanged."""
-    # As people paste it from code.
+    # Accept names as people paste them from code.
     lower_name = text.strip().lower().removeprefix("torch.").removeprefix("jnp.")
     return _DTYPE_OF.get(lower_name, text)
 

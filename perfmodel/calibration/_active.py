@@ -79,18 +79,22 @@ def _greedy(
     beliefs: Beliefs,
     pool: Events,
     count: int,
-    of_steps: Float[np.ndarray, "layouts pool"] | None,
+    step_covariance: Float[np.ndarray, "layouts pool"] | None,
 ) -> list[int]:
-    """Yield candidates by decreasing gain; `of_steps` is the covariance of the log step times with each candidate's log
-    time."""
+    """Choose candidates one after another, each with the largest gain after the ones before it.
+
+    Args:
+        step_covariance: covariance of the log step times with each candidate's log time; None: candidates are chosen
+            by their own variance.
+    """
     variance = beliefs.variance(pool)
     chosen: list[int] = []
     columns: list[Float[np.ndarray, " pool"]] = []
     for _ in range(min(count, len(variance))):
-        # What measuring each candidate would take off: its own variance, or that of the step times.
+        # The variance that measuring a candidate removes: its own, or that of the step times.
         gain = variance.copy()
-        if of_steps is not None:
-            gain = (of_steps**2).sum(axis=0) / (variance + np.exp(NOISE))
+        if step_covariance is not None:
+            gain = (step_covariance**2).sum(axis=0) / (variance + np.exp(NOISE))
 
         # A candidate is chosen once.
         gain[chosen] = -1.0
@@ -103,8 +107,8 @@ def _greedy(
         with_best = beliefs.covariance(pool, take(pool, best))[:, 0]
         column = with_best - sum(past * past[best] for past in columns)
         column = column / root
-        if of_steps is not None:
-            of_steps = of_steps - np.outer(of_steps[:, best] / root, column)
+        if step_covariance is not None:
+            step_covariance = step_covariance - np.outer(step_covariance[:, best] / root, column)
         variance = np.maximum(variance - column**2, 1e-12)
         chosen.append(best)
         columns.append(column)
@@ -231,7 +235,7 @@ def select(
         if budget is not None and len(measured_s) >= budget:
             return Selection(tuple(rounds), beliefs, "budget used", tuple(failed))
 
-        # One more measurement tells less the more there are, so batches grow with them.
+        # The more measurements there are, the less one more adds, so batches grow with their number.
         count = max(batch, len(measured_s) // 4)
         count = count if budget is None else min(count, budget - len(measured_s))
         chosen: list[int] = []
@@ -243,7 +247,7 @@ def select(
         measured_now = measure(batch_ops)
         measured_s |= {op: measured_now[op] for op in batch_ops if op in measured_now}
 
-        # What could not be measured is not tried again, or else the loop would choose it forever.
+        # Events that could not be measured are not tried again; otherwise the loop would choose them forever.
         failed += [op for op in batch_ops if op not in measured_now]
         open_ops = [op for op in open_ops if op not in set(batch_ops)]
 

@@ -159,7 +159,7 @@ def calibrate_model(
         wanted.step_problem, tuple(cost.layout for cost in wanted.layouts), frozenset(wanted.unmeasured)
     )
 
-    # What an interrupted calibration left in the folder is measured already.
+    # Rows that an interrupted calibration left in the folder count as measured.
     chosen = recorded_s(plan, folder)
 
     def measure(ops: Sequence[Op]) -> Mapping[Op, float]:

@@ -159,7 +159,7 @@ def calibrate_end_to_end(
     if not runs:
         raise PerfModelError("end-to-end calibration: there are no runs to fit to; give measured step times")
 
-    # Parameters belong to a device: runs on others say nothing of its kernels.
+    # Parameters belong to a device, so runs on other devices do not constrain them.
     by_device: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_device[run.cluster.device.name].append(run)
@@ -327,8 +327,8 @@ def _beyond(log_errors: np.ndarray, site_prior: SitePrior) -> str:
 
 def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
     """The contradiction in words: the shift, and the evidence against it."""
-    # What a parameter is held against differs: losses against an assumption, kernels against
-    # tables of the device, links against collectives.
+    # Each kind of parameter contradicts something else: losses against an assumption, kernels against tables of the
+    # device, links against collectives.
     edge = GAUSS_90 * prior.sd
     if prior.name in LOSSES:
         return f"runs contradict the assumptions: {prior.name} {value:.3g}, expected below {edge:.3g} ({runs} runs)"

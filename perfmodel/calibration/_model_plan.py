@@ -207,7 +207,7 @@ def _assemble(
         new: dict[Op, None] = {}
         lost: dict[Op, None] = {}
         for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
-            # What no collector measures stays predicted; what it takes of the steps is reported.
+            # Events that no backend measures stay predicted; their share of the steps is reported.
             reason = why_not_measured(op, nodes)
             if reason:
                 if op not in unmeasured:

@@ -76,7 +76,7 @@ def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Pr
     for prior in known:
         correction = by_name.pop(prior.name, None)
         after_profile.append(prior if correction is None else _profiled(prior, correction))
-    # What is left of the corrections has no prior: no run is affected by it, and only the profile tells of it.
+    # The remaining corrections have no prior: no run depends on them, and only the profile constrains them.
     for correction in by_name.values():
         after_profile.append(
             Prior(

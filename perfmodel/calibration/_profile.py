@@ -171,7 +171,7 @@ def fit_profile(
             "the model, job and layout that were recorded (`perfmodel explain --profile` shows the differences)"
         )
 
-    # The profiled step itself is a run too, which settles what no part of the profile tells.
+    # The profiled step is also a run. It determines the parameters that no part of the profile shows.
     run = Run(
         name="profile",
         model=problem.model,
@@ -281,7 +281,7 @@ def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
 
 def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
     """Return the time that no kernel takes: predicted on the critical path, measured on the mean device."""
-    # Idle time has remedies of its own, by what the device waits for.
+    # The remedy for idle time depends on what the device waits for.
     idle = idle_s(profile, sides)
     device_steps = sides.steps * profile.devices
     waited_s = sum(collective.wait_s for collective in sides.collectives) / device_steps

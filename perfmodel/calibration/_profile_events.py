@@ -95,7 +95,7 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
             f"the profile is of {profile.devices} devices, layout {layout.label} has {layout.devices}; give the "
             "layout that ran, or only the files of its ranks"
         )
-    # What is predicted of every event, per device and step.
+    # Predicted seconds and calls of every event, per device and step.
     shares = event_shares(problem, layout)
     seconds = priced_events(problem, shares.ops).time_s
     events: dict[Key, Total] = {}
@@ -107,7 +107,7 @@ def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> Side
         total.predicted_calls += count
         total.critical_s += critical_s
 
-    # What is measured of it. Waits of collectives are counted by themselves.
+    # Measured seconds and calls. Waits of collectives are counted separately.
     calls = profile.in_steps()
     device_steps = len(profile.step_numbers()) * profile.devices
     collectives = tuple(apart_from_waits(calls))

@@ -37,7 +37,7 @@ def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
     if op.num_nodes <= nodes and op.num_ranks <= most_ranks:
         return Reachable((_on_ranks(op, op.num_ranks, op.ranks_per_node),), True)
 
-    # As many ranks to a node as fit, and half of them: two sizes tell how time grows with ranks.
+    # Full nodes and half-full nodes: two sizes show how time grows with ranks.
     span = min(op.num_nodes, nodes)
     per_node = min(op.ranks_per_node, max(1, most_ranks // span), cluster.devices_per_node)
     ops = []

@@ -79,7 +79,7 @@ class KindEntry(Stated):
         place = f"{place} kind {self.name}"
         if (self.cluster is None) == (self.device is None):
             raise PerfModelError(f"{place}: give either a cluster, or a device and its levels")
-        # A kind is a cluster of its own: read as one, it has all the checks of one.
+        # Each kind of nodes is read as a cluster, so that it gets the same checks.
         if self.cluster is None:
             entry = ClusterEntry(
                 device=self.device,

@@ -179,7 +179,7 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
     default_part = next((name for name, part in parts.items() if bare in part.names), None)
     if default_part in fitting:
         return default_part
-    # Of several with the memory that is named, it is the one that has the usual form factor and kind of memory.
+    # If several devices have the stated memory, the one with the usual form factor and kind of memory is meant.
     form = next((known.form for known in parts[default_part].names if known.form), "") if default_part else ""
     fitting_form = [name for name in fitting if form and parts[name].fits(DeviceWords(stated.chip, form=form[:3]))]
     unmarked = []

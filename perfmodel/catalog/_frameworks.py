@@ -148,7 +148,7 @@ def _files() -> MappingProxyType[str, dict[str, Any]]:
 @cache
 def _names() -> MappingProxyType[str, tuple[str, ...]]:
     """Names of frameworks by `key`, each with the framework that it means."""
-    # An alias may stand for several frameworks that had the name in turn: the year tells which.
+    # Several frameworks may have had one alias in turn. The year decides between them.
     names = {name: (name,) for name in _files()}
     aliases = files("perfmodel.catalog") / "data" / "framework_names.toml"
     for alias, candidates in tomllib.loads(aliases.read_text("utf-8"))["names"].items():

@@ -95,8 +95,8 @@ def model_from_toml(data: dict[str, Any], place: str) -> Model:
     kind = data.pop("kind", "transformer")
     match kind:
         case "transformer":
-            # What follows from the rest where a file leaves it out, by the rules of Megatron-Core's arguments and
-            # Hugging Face's classes: all heads have keys, heads split the hidden size, 4x inner size.
+            # Fill in values that the file leaves out, by the rules of Megatron-Core's arguments and Hugging Face's
+            # classes: all heads have keys, heads split the hidden size, 4x inner size.
             hidden, heads = data.get("hidden"), data.get("heads")
             if isinstance(heads, int):
                 data.setdefault("kv_heads", heads)

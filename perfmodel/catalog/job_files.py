@@ -344,7 +344,7 @@ def problem_and_layout(
             )
         return model, layout
 
-    # What the caller states goes before a job file.
+    # Keywords of the caller override the job file.
     file = unfiled(model)
     named: Any = model
     if file is not None:
@@ -383,7 +383,7 @@ def _job_of(framework: Framework, model: Model, cluster: Cluster, stated: dict[s
         stated = stated | dict(job)
     if "global_batch" not in stated:
         raise PerfModelError("global_batch is missing; give the sequences per step over all replicas")
-    # What was filled in of the cluster is said with what was filled in of the job.
+    # Defaults of the cluster are reported together with those of the job.
     job = framework.job(model, cluster.device, **stated)
     return replace(job, assumed=(*job.assumed, *cluster.assumed))
 

@@ -114,7 +114,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if arguments.kind is None and _for_decision.is_for_decision(arguments):
         return _for_decision.execute(arguments)
 
-    # Of several processes only process 0 reports.
+    # If there are several processes, only process 0 reports.
     report = run(arguments)
     if "process" not in report:
         emit(arguments, report, lambda: show(report))
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     plan, saving = _plan(arguments)
     if arguments.out is None and not arguments.dry_run:
         raise PerfModelError("calibrate: give --out DIR, the folder for the tables")
-    # What a launcher will start is checked as if it had been: a dry run goes without it.
+    # A dry run needs no launcher, but checks the plan as if the launcher had started it.
     to_be_started = arguments.dry_run and _spans_nodes(plan)
     measure.check_plan(plan, arguments.backend, started=to_be_started or launch is not None)
     report: dict[str, Any] = {"device": plan.device, "backend": arguments.backend}

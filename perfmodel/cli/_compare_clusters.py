@@ -111,8 +111,7 @@ def show(result: "ClusterComparison", command: str) -> None:
     energy = "MWh" if tokens else "J/token"
     heads = ("cluster", "devices", "step", "90 % interval", *of_whole_run, "$/Mtok", energy)
 
-    # Tables of `rich` would break the layout; here every cluster has lines of its own below its
-    # figures.
+    # Tables of `rich` would break the layout; here, each cluster has further lines below its figures.
     rows = [heads, *map(_cells, result.plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, plan in zip(rows, (None, *result.plans), strict=True):

@@ -103,8 +103,7 @@ def complete_from_job(arguments: argparse.Namespace, stated: Collection[str]) ->
     if not hasattr(arguments, "job_file"):
         return
 
-    # What --set changes is a key of the job file, or a setting of the machine where the command
-    # takes such.
+    # --set changes a key of the job file or, in some commands, a setting of the machine.
     path = _take_job_file(arguments, stated)
     job_changes = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
     arguments.set = [text for text in arguments.set if text not in job_changes]

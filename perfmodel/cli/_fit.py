@@ -128,7 +128,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         PerfModelError: naming them.
     """
-    # Each combination that is refused has a sentence of its own, with what to do instead.
+    # Every refused combination of flags has its own message, with a remedy.
     has_runs = bool(arguments.runs or arguments.logs)
     if not (arguments.tables or has_runs or arguments.sites or arguments.profile):
         raise PerfModelError(
@@ -220,7 +220,7 @@ def _show_fit(summary: dict[str, Any], out: Path) -> None:
     for family, figures in summary.items():
         for reason, count in figures.get("set_aside", {}).items():
             print(f"{count:,} rows of {family} set aside: {reason}")
-    _written(out)
+    _print_written_folder(out)
 
 
 def _sites(arguments: argparse.Namespace) -> int:
@@ -348,10 +348,10 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
         )
     for reason, count in report["skipped_runs"].items():
         console.print(f"{count} rows were not used: {reason}")
-    _written(out)
+    _print_written_folder(out)
 
 
-def _written(out: Path) -> None:
+def _print_written_folder(out: Path) -> None:
     """Print where a calibration is, and how to use it."""
     print(f"wrote {out}\nnext: give --calibration {shlex.quote(str(out))} to predict, search or another command")
 

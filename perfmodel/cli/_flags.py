@@ -396,8 +396,7 @@ def stated_job(arguments: argparse.Namespace) -> dict[str, Any]:
         stated["flash_attention"] = attention == "flash"
     stated |= {name: flags[name] for name in ("mode", *_OF_JOB) if flags.get(name) is not None}
 
-    # The two flags set three fields together, so that nothing of what a file says of them is left
-    # over.
+    # The two flags set three fields together, so that no value of the file survives.
     freeze, lora_rank = flags.get("freeze"), flags.get("lora_rank")
     if freeze or lora_rank:
         stated["frozen"] = freeze == "all" or bool(lora_rank)

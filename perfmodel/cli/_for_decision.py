@@ -68,8 +68,7 @@ def is_for_decision(arguments: argparse.Namespace) -> bool:
     Raises:
         PerfModelError: flags of a decision beside those of measuring here.
     """
-    # The same command measures this machine, with flags of its own. Each of the two refuses those
-    # of the other.
+    # The same command also measures this machine. Each of the two uses refuses the flags of the other.
     wrong = [name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given]
     if wrong:
         verb = "goes without" if arguments.for_decision else "is needed with"
@@ -87,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
     question = ask(problem, space=result.space, calibration=arguments.calibration)
     value_of_information = telling(question.step_problem, result.layouts)
     report = value_of_information.to_dict()
-    report |= _next(arguments, report)
+    report |= _next_commands(arguments, report)
     emit(arguments, report, lambda: _show(report, result))
     return 0
 
@@ -133,7 +132,7 @@ def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult"
     return result
 
 
-def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, str]:
+def _next_commands(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, str]:
     """The measurement to make first, and the command that fits to it."""
     # Measurements are sorted by what they save. If the first would not change the choice, none
     # would.

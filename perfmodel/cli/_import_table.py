@@ -139,7 +139,7 @@ def _rows(arguments: argparse.Namespace, format: str) -> dict[str, Any]:
     tables = measured.tables(arguments.kind, arguments.files[0])
     report: dict[str, Any] = {}
     if "collective" in tables:
-        tables["collective"] = _over(interconnect, cluster, tables["collective"], arguments.files[0])
+        tables["collective"] = _with_interconnect(interconnect, cluster, tables["collective"], arguments.files[0])
         report["set_aside"] = _set_aside(tables["collective"])
     return report | measured.to_dict() | {"tables": _write_tables(arguments.out, tables)}
 
@@ -178,7 +178,9 @@ def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":
     return interconnect_of(cluster), cluster
 
 
-def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
+def _with_interconnect(
+    interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", file: Path
+) -> "pd.DataFrame":
     """A table of collectives with its links.
 
     Raises:
@@ -194,8 +196,8 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
         )
     table = table.assign(interconnect=interconnect)
     if cluster is not None:
-        table = _on(cluster, table, file)
-    # A name that says nothing would be priced as any link, far off and without a word.
+        table = _with_cluster(cluster, table, file)
+    # An unknown name would be priced like an arbitrary link, far off and without a warning.
     for device in sorted(set(table["device"])):
         if not any(is_known(interconnect, device, between) for between in (False, True)):
             raise TableError(
@@ -205,7 +207,7 @@ def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", f
     return table
 
 
-def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
+def _with_cluster(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
     """The table with the cluster's device, and the cluster's ranks per node if the file does not state them."""
     from perfmodel.cost.learn.collectives import device_name
 

@@ -104,7 +104,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             with _plain_output():
                 return _run_command(argv)
         finally:
-            # What is still in the buffer would otherwise fail after the exit status is decided.
+            # Otherwise, writing the rest of the buffer could fail after the exit status is decided.
             sys.stdout.flush()
     # A reader such as `head` has seen enough, which is no error.
     except BrokenPipeError:

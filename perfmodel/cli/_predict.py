@@ -209,7 +209,7 @@ def _open_choices(arguments: argparse.Namespace, result: "Prediction") -> list[s
     try:
         return name_open_choices(described(arguments))
     except PerfModelError:
-        # What the flags state is predicted as it stands, though it is not described as published runs are.
+        # The stated flags are predicted as they are, although they do not describe a published run.
         return []
 
 

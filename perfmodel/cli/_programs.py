@@ -271,7 +271,7 @@ def search_program(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             f"{arguments.program}: a program is searched for one global batch; give --global-batch a single number"
         )
-    # What returns a loss is trained.
+    # A source that returns a loss becomes a training step.
     mode = "inference" if arguments.mode == "inference" else None
     settings = _source_settings(arguments, batches[0] if batches else None, mode)
     if arguments.dtype not in (None, "fp32", "bf16", "fp16"):

@@ -122,7 +122,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     run_summary = _add_training_runs(arguments, problem, result, report)
 
     # The ranking comes first: nothing that goes wrong with a file may lose it.
-    files = _written(arguments, report)
+    files = _write_files(arguments, report)
     has_answer = bool(result.layouts) or (result.complete and not result.impossible)
     if arguments.json or has_answer:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
@@ -357,7 +357,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             "search: no layout fits and satisfies the constraints; search without --pareto explains why"
         )
-    files = _written(arguments, front.to_dict())
+    files = _write_files(arguments, front.to_dict())
     emit(
         arguments,
         front.to_dict(),
@@ -366,7 +366,7 @@ def _pareto(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _written(arguments: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+def _write_files(arguments: argparse.Namespace, report: dict[str, Any]) -> list[str]:
     """Write the report as JSON if asked for; names of the files."""
     from perfmodel.ingest.tables import write_json
 

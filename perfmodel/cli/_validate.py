@@ -113,7 +113,7 @@ def _show_kernels(report: dict[str, Any]) -> None:
             rows,
         )
     )
-    _nothing("row", report)
+    _print_nothing_compared("row", report)
     _skipped(report["skipped"])
 
 
@@ -143,7 +143,7 @@ def _show_cases(report: dict[str, Any]) -> None:
             rows,
         )
     )
-    _nothing("step time", report)
+    _print_nothing_compared("step time", report)
     if memory:
         console.print(
             table(
@@ -209,7 +209,7 @@ def _show_residuals(residuals: "list[CaseResidual]") -> None:
         console.print(table("possible explanations of the error", names, terms))
 
 
-def _nothing(subject: str, report: dict[str, Any]) -> None:
+def _print_nothing_compared(subject: str, report: dict[str, Any]) -> None:
     if not report["all"]["n"]:
         print(f"no {subject} could be compared" if report["skipped"] else "the tables hold no rows")
 

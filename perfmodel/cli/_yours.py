@@ -97,8 +97,7 @@ def advice(
     before, after = your_layout.prediction, result.first_to_try
     gain = 1 - after.step_time_s / after.global_batch / (before.step_time_s / before.global_batch)
 
-    # The framework of the launch file may be unable to run the recommended layout. The gain is
-    # told all the same.
+    # The framework of the launch file may be unable to run the recommended layout. The gain is reported anyway.
     settings, why = (), ""
     launch: Launch = arguments.launch
     try:

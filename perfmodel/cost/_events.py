@@ -307,7 +307,7 @@ def _upper_bounds(log_s: Grid, axes: Iterable[int]) -> Grid:
     """Longest time of every kernel that the others along some axes allow: no longer than a larger one, and at most
     twice as long as one of half its work. Axes are taken one after another, because the logs of their limits add up."""
     for axis in axes:
-        # What doublings add from the first kernel of the axis on, if each doubles the time.
+        # Log time that doublings add from the first kernel of the axis on, if each doubles the time.
         steps = _TWICE * np.arange(log_s.shape[axis])
         slopes = steps.reshape([-1 if i == axis else 1 for i in range(log_s.ndim)])
         larger = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)

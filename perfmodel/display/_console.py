@@ -35,6 +35,6 @@ def printed_text(show: Callable[["Console"], object]) -> str:
     """Return what a function prints, as if its output went to a file."""
     out = io.StringIO()
     show(new_console(out))
-    # Whoever prints the string may have a terminal, which names must not steer.
+    # The string may be printed on a terminal, which control characters in names must not reach.
     lines = plain_text(out.getvalue()).rstrip().split("\n")
     return "\n".join(line.rstrip() for line in lines)

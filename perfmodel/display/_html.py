@@ -160,7 +160,7 @@ def search_html(values: Mapping[str, Any]) -> str:
     if any(p.get("tied") for p in layouts):
         parts.append(paragraph("=: tied with the first of its rank (the chance to be faster is 45 to 55 %)"))
     if layouts:
-        # Where no layout fits surely enough, none is recommended, and the first is shown.
+        # If no layout is likely enough to fit, none is recommended and the first one is shown.
         recommended = prediction_html(values["recommended"] or layouts[0])
         parts.append(folded("the recommended layout", recommended))
     if values["rejected"]:

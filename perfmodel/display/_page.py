@@ -77,13 +77,13 @@ def timeline_page(
         "kinds": looks,
         "streams": list(streams),
         "capacity_bytes": capacity_bytes,
-        **_inside(inside),
+        **_events_inside_passes(inside),
         "memory": memory_of_devices,
     }
     return _filled("timeline", ("timeline",), title, data)
 
 
-def _inside(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _events_inside_passes(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """`names`, the distinct `blocks` [name, seconds, [[name, seconds, count, whether it communicates]]], and the
     indices of each event's blocks (`passes`)."""
     names: dict[str, int] = {}

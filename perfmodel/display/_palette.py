@@ -115,10 +115,10 @@ def ramp(n: int) -> list[str]:
 
     # Interpolate linearly between the nearest two knots.
     places = [i / max(1, n - 1) * (len(knots) - 1) for i in range(n)]
-    return [_between(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in places]
+    return [_blended(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in places]
 
 
-def _between(first: str, second: str, share: float) -> str:
+def _blended(first: str, second: str, share: float) -> str:
     pairs = zip(_rgb(first), _rgb(second), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)
 

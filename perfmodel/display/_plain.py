@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import REPLACEMENT, STEERING, plain_text
 
-# What tables and progress bars use on a terminal stays there: colours, moves of the cursor,
-# carriage returns.
+# Remove what tables and progress bars use only on terminals: colours, moves of the cursor, carriage returns.
 _STYLES: Final = r"\x1b\[\??[0-9;]*[mA-KhlG]|\r"
 _STEERING_BUT_STYLES: Final = re.compile(f"(?P<style>{_STYLES})|{STEERING}")
 

@@ -25,7 +25,7 @@ def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            # A caller with a report of its own gets no second bar.
+            # A caller that passes its own report function gets no second bar.
             if kwargs.get("progress") is not None:
                 return function(*args, **kwargs)
             with progress(title) as report:
@@ -97,7 +97,7 @@ def _notebook_bar(title: str) -> Iterator[Report]:
 
     handle: Any = None
     began_s = last_s = time.monotonic()
-    # What is done, and since when from how many on.
+    # The amount done, with the time and the amount at the start.
     stage = ("", began_s, 0)
 
     def report(what: str, done: int, total: int) -> None:

@@ -47,7 +47,7 @@ def _short_repr(record: Any) -> str:
     """Return `short_repr` before characters that reorder or hide text are removed."""
     name = type(record).__qualname__
 
-    # A field that has its default tells nothing.
+    # Fields at their defaults are left out.
     values = {}
     for field_info in fields(record):
         value = getattr(record, field_info.name, None)
@@ -60,7 +60,7 @@ def _short_repr(record: Any) -> str:
         if len(text) <= MOST:
             return text
 
-    # Too long: fields as sizes, then fewer fields, with a digest that tells this object from others.
+    # Too long: fields as sizes, then fewer fields, with a digest that distinguishes this object from others.
     parts = [f"{field}={_value_text(value)}" for field, value in values.items()]
     sign = f" #{digest(record)})"
     text, longest = f"{name}({', '.join(parts)}", MOST - len(sign)
@@ -84,7 +84,7 @@ def _is_default(value: Any, default: Any) -> bool:
 def digest(value: object) -> str:
     """A hash of the object's full repr, twelve hexadecimal digits."""
     hashed = hashlib.sha256()
-    _tell(hashed, value)
+    _update_digest(hashed, value)
     return hashed.hexdigest()[:12]
 
 
@@ -119,14 +119,14 @@ def _value_text(value: Any) -> str:
         return repr(value) if len(value) <= _MOST_OF_VALUE else f"{value[:_MOST_OF_VALUE]!r}..."
     text = repr(value)
     if len(text) > _MOST_OF_VALUE and type(value).__str__ is not object.__str__:
-        # A notation of its own, as layouts have.
+        # Records with their own notation, such as layouts.
         text = str(value)
     return text if len(text) <= _MOST_OF_VALUE else f"<{type(value).__qualname__}>"
 
 
-def _tell(hashed: Any, value: Any) -> None:
+def _update_digest(hashed: Any, value: Any) -> None:
     """Update a hash with a value, including every number in it."""
-    # Types, names and lengths are told too: without them different values could come to the same bytes.
+    # Types, names and lengths are hashed, too; without them, different values could produce the same bytes.
     hashed.update(type(value).__qualname__.encode())
     if isinstance(value, type):
         hashed.update(repr(value).encode())
@@ -134,13 +134,13 @@ def _tell(hashed: Any, value: Any) -> None:
         for field_info in fields(value):
             if field_info.repr:
                 hashed.update(field_info.name.encode())
-                _tell(hashed, getattr(value, field_info.name, None))
+                _update_digest(hashed, getattr(value, field_info.name, None))
     elif isinstance(value, Mapping):
-        _tell(hashed, list(value.items()))
+        _update_digest(hashed, list(value.items()))
     elif isinstance(value, (tuple, list)):
         hashed.update(str(len(value)).encode())
         for inner in value:
-            _tell(hashed, inner)
+            _update_digest(hashed, inner)
     else:
         hashed.update(_content(value))
 

@@ -92,7 +92,7 @@ class FittedTable:
             _narrow(widths, word_columns, excess)
             return [columns]
 
-        # Too wide even so: columns go on the next line where they no longer fit.
+        # If the table is still too wide, columns that do not fit go on the next line.
         lines: Lines = [[0]]
         for column in columns[1:]:
             indent = INDENT if len(lines) > 1 else 0

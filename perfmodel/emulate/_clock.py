@@ -96,7 +96,7 @@ class Core:
         slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
         lost_s = 0.0
         if core_s > 0:
-            # What has led here is the first of the processor time.
+            # The time up to here is the first part of the processor time.
             core_s = max(0.0, core_s - (time.thread_time() - thread_s))
         for number in range(1, slices + 1):
             if core_s > 0:

@@ -244,7 +244,7 @@ def _watch(
             before, since_s = last_progress.get(rank, (None, 0.0))
             if progress != before:
                 last_progress[rank] = progress, clock_s
-            # A rank that tells of no new call or iteration is stuck outside of any collective.
+            # A rank that reports no new call or iteration is stuck outside of any collective.
             elif code is None and clock_s - since_s > (emulation.timeout_s if progress else _START_S):
                 raise EmulationError(
                     f"rank {rank}: no call for {clock_s - since_s:.0f} s after {progress or 'its start'}; raise "

@@ -124,7 +124,7 @@ class PriceTable:
         Raises:
             PerfModelError: a kind or number of ranks that the table does not hold.
         """
-        return self._at(op, 1)
+        return self._interpolated(op, 1)
 
     def core_s(self, op: Collective) -> float:
         """CPU time, interpolated in the same way, if necessary from another number of ranks; 0 without data.
@@ -138,7 +138,7 @@ class PriceTable:
         if not measured:
             return 0.0
         ranks = min(measured, key=lambda n: abs(n - op.num_ranks))
-        core_of_ranks_s = self._at(replace(op, num_ranks=ranks), 2)
+        core_of_ranks_s = self._interpolated(replace(op, num_ranks=ranks), 2)
         if op.collective in ("send_recv", "broadcast"):
             return core_of_ranks_s
         steps = min(core_of_ranks_s, float(self.curves[op.collective, ranks][0, 2]))
@@ -146,7 +146,7 @@ class PriceTable:
         rank_ratio = (op.num_ranks - 1) / (ranks - 1)
         return steps * rank_ratio + (core_of_ranks_s - steps) * rank_ratio * ranks / op.num_ranks
 
-    def _at(self, op: Collective, column: int) -> float:
+    def _interpolated(self, op: Collective, column: int) -> float:
         rows = self.curves.get((op.collective, op.num_ranks))
         if rows is None:
             raise PerfModelError(

@@ -86,7 +86,7 @@ def number(value: Any, description: str, place: object, low: float = -math.inf) 
         parsed = math.nan
     if not (low <= parsed < _LARGEST and parsed > -_LARGEST):
         limit = f" of at least {low:g}" if low > -math.inf else ""
-        raise TableError(f"{place}: {description} must be a finite number{limit}, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be a finite number{limit}, got {_short_text(value)}; {_REMEDY}")
     return parsed
 
 
@@ -94,7 +94,7 @@ def integer(value: Any, description: str, place: object, low: int = 0) -> int:
     """`value` as a whole number from `low` to below 2^62 (raises `TableError` as `number` does)."""
     parsed = number(value, description, place, low)
     if parsed != int(parsed) or parsed >= 2**62:
-        raise TableError(f"{place}: {description} must be a whole number, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be a whole number, got {_short_text(value)}; {_REMEDY}")
     # Nanoseconds of an epoch have more digits than a float: an integer stays as it is.
     return value if isinstance(value, int) else int(parsed)
 
@@ -102,28 +102,28 @@ def integer(value: Any, description: str, place: object, low: int = 0) -> int:
 def text(value: Any, description: str, place: object) -> str:
     """`value` as text (raises `TableError` for anything else)."""
     if not isinstance(value, str):
-        raise TableError(f"{place}: {description} must be text, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be text, got {_short_text(value)}; {_REMEDY}")
     return value
 
 
 def mapping(value: Any, description: str, place: object) -> Mapping[str, Any]:
     """`value` as a JSON object (raises `TableError` for anything else)."""
     if not isinstance(value, dict):
-        raise TableError(f"{place}: {description} must be an object, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be an object, got {_short_text(value)}; {_REMEDY}")
     return value
 
 
 def listing(value: Any, description: str, place: object) -> list[Any]:
     """`value` as a JSON array (raises `TableError` for anything else)."""
     if not isinstance(value, list):
-        raise TableError(f"{place}: {description} must be a list, got {_short(value)}; {_REMEDY}")
+        raise TableError(f"{place}: {description} must be a list, got {_short_text(value)}; {_REMEDY}")
     return value
 
 
 _REMEDY: Final = "repair the record or export the file again"
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of too many digits

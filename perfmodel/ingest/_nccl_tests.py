@@ -145,7 +145,7 @@ def read_nccl_text(path: Path, text: str, options: ReadOptions, skipped: Counter
             if wrong != 0 or verdict[2] == "FAILED":
                 raise TableError(f"{place}: {section.test} computed {verdict[1]} wrong values; run the test again")
             rows += _section_rows(section, options, skipped)
-            # What follows may be the next test of the same ranks.
+            # The next lines may be another test of the same ranks.
             section = replace(section, test="", iterations=1, columns=[], units_seen=False, first_row=0, lines=[])
         elif section.columns and line[:1].isdigit() and not line.startswith("#"):
             section.first_row = section.first_row or count
@@ -323,13 +323,13 @@ def _identified(section: _Section, options: ReadOptions, place: str) -> tuple[st
     if ratio is None or not section.lines:
         return section.test, group_columns(section.ranks, options, place)
 
-    # What the log or the user states, and what the bandwidths say.
+    # Compare what the log or the user states with what the bandwidths imply.
     stated_group = group_columns(section.ranks, options, place) if section.ranks or options.ranks else None
     stated_test = next((name for name, kind in COLLECTIVES.items() if kind == options.collective), "")
     test = section.test or stated_test or _test_by_ratio(section, ratio, stated_group, place)
     by_ratio = ratio.ranks(test)
 
-    # The log says nothing of its ranks: the bandwidths tell, if they can.
+    # The log does not state its ranks: infer them from the bandwidths if possible.
     if stated_group is None:
         if by_ratio is None:
             return test, group_columns(section.ranks, options, place)

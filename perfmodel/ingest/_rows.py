@@ -191,7 +191,7 @@ def _joined(rows: list[Row]) -> pd.DataFrame:
         n_repeats=("n_repeats", "sum"),
     ).reset_index()
     stated = pd.Series(joined["time_us_std"], dtype=float)
-    # Of one repeat pandas knows no spread; the benchmark may have stated its own.
+    # A single repeat has no spread in pandas, but the benchmark may have stated one.
     joined["time_us_std"] = joined["spread"].where(joined["spread"].notna(), stated)
     joined["n_repeats"] = joined["n_repeats"].astype(int)
     names = [name for name in joined.columns if name != "spread"]

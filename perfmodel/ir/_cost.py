@@ -35,14 +35,14 @@ def work(function: Function) -> Work:
         outputs = tuple([types[name] for name in instruction.outputs])
         key = (instruction.op, instruction.attributes, inputs, outputs)
         if key not in known:
-            known[key] = _of_one(instruction.op, inputs, outputs, dict(instruction.attributes))
+            known[key] = _cost_of_instruction(instruction.op, inputs, outputs, dict(instruction.attributes))
         # Every member of a collective takes part in the whole of it, so all of them are charged its bytes.
         for device in group:
             total[:, device] += known[key]
     return Work(*total)
 
 
-def _of_one(
+def _cost_of_instruction(
     op: str, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: dict[str, object]
 ) -> tuple[float, float, float]:
     """Return FLOPs, bytes of kernels and bytes of collectives of one instruction."""
@@ -116,6 +116,6 @@ def live_memory(function: Function) -> LiveMemory:
             peak[d] = in_use[first:stop].max()
     # Back to whole instructions: what is freed after instruction i (half step 2i + 1) is gone from i + 1 on.
     step = (half_step + 1) // 2
-    # Of several changes before an instruction only the last is a state.
+    # If there are several changes before an instruction, only the last one is a state.
     state = np.append((step[1:] != step[:-1]) | (on_device[1:] != on_device[:-1]), True)
     return LiveMemory(peak, step[state], on_device[state], in_use[state])

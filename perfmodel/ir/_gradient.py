@@ -42,8 +42,8 @@ class RankValues:
             if tensor.name in sharded:
                 varying.update(piece.value for piece in tensor.pieces)
         for instruction in program.function.instructions:
-            # Of a gathered value all ranks hold the same, but its gradient is scattered as the sum over ranks: it goes
-            # by the rules of values that differ.
+            # All ranks hold the same gathered value, but its gradient is the scattered sum over ranks, so it follows
+            # the rules of values that differ.
             if instruction.op == "all_reduce":
                 continue
             if OPS[instruction.op].collective or varying.intersection(instruction.inputs):
@@ -256,7 +256,7 @@ def training_step(model: Program, optimizer: Optimizer | None = None, ranks: Ran
     op = "adam" if moments else "sgd"
     for weight in weights:
         for moment in moments:
-            inputs.append(_at(weight, f"{weight.name}.{moment}", f".{moment}", "state"))
+            inputs.append(_with_suffix(weight, f"{weight.name}.{moment}", f".{moment}", "state"))
             for piece in weight.pieces:
                 b.parameter(f"{piece.value}.{moment}", b.types[piece.value])
 
@@ -271,8 +271,8 @@ def training_step(model: Program, optimizer: Optimizer | None = None, ranks: Ran
                 b.emit(op, operands, hints, tuple(sorted(asdict(optimizer).items())))
         gradient_pieces = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
         outputs.append(replace(weight, name=f"d_{weight.name}", role="gradient", pieces=gradient_pieces))
-        outputs.append(_at(weight, weight.name, ".new", "parameter"))
-        outputs += [_at(weight, f"{weight.name}.{moment}", f".{moment}.new", "state") for moment in moments]
+        outputs.append(_with_suffix(weight, weight.name, ".new", "parameter"))
+        outputs += [_with_suffix(weight, f"{weight.name}.{moment}", f".{moment}.new", "state") for moment in moments]
     returned: list[str] = []
     for tensor in outputs:
         returned += [piece.value for piece in tensor.pieces]
@@ -288,7 +288,7 @@ def _mean_over_ranks(builder: Builder, loss: GlobalTensor, ranks: int) -> Global
     return replace(loss, pieces=(replace(piece, value=mean),))
 
 
-def _at(weight: GlobalTensor, name: str, suffix: str, role: Role) -> GlobalTensor:
+def _with_suffix(weight: GlobalTensor, name: str, suffix: str, role: Role) -> GlobalTensor:
     """A tensor shaped and spread like a weight, whose values are named after the weight's."""
     pieces = tuple(replace(piece, value=f"{piece.value}{suffix}") for piece in weight.pieces)
     return replace(weight, name=name, role=role, pieces=pieces)

@@ -170,7 +170,7 @@ def read_plan(path: Path | str) -> Plan:
     except ValueError as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
 
-    # What most often is wrong is told before types are checked.
+    # The most frequent mistakes are reported before types are checked.
     known = {field_info.name for field_info in fields(PlanFile)}
     unknown = sorted(set(data) - known)
     if unknown:
@@ -233,12 +233,12 @@ def _kernels(grid: dict[str, Any], index: int) -> list[_PlannedKernel]:
             raise UnknownNameError(f"cache of {entry}", str(cache), CACHES)
         collective = None
         if "beside" in point:
-            collective = _beside(point.pop("beside"), entry)
+            collective = _concurrent_collective(point.pop("beside"), entry)
         kernels.append(_PlannedKernel(_make(MEASURED_FAMILIES[family], point, entry), cache, collective))
     return kernels
 
 
-def _beside(stated: Any, entry: str) -> Collective:
+def _concurrent_collective(stated: Any, entry: str) -> Collective:
     """The collective that runs during a kernel."""
     if not isinstance(stated, dict):
         raise CalibrationError(f"{entry}: beside must be a table of a collective's keys, got {stated!r}")
@@ -354,7 +354,7 @@ def _grid(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         return any(row[name] != rows[0][name] for row in rows)
 
     joint = list(filter(differs, names))
-    # Where the same op stands twice, nothing differs: any key tells how often.
+    # If the same op occurs twice, the entries are equal, and any key shows how often.
     joint = joint or (names[-1:] if len(rows) > 1 else [])
     yield from _lines((name, rows[0][name]) for name in names if name not in joint)
     if joint:

@@ -260,7 +260,7 @@ def tables(plan: Plan, folder: Path, backend: str, progress: Progress, agents: S
         with open_backend(backend) as opened:
             yield _kernels(plan, folder, opened, progress)
     if plan.beside_kernels:
-        yield _beside(plan, folder, backend, progress)
+        yield _kernels_beside_collectives(plan, folder, backend, progress)
     if plan.collectives:
         yield _collectives(plan, folder, backend, progress, agents)
 
@@ -290,7 +290,7 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
     )
 
 
-def _beside(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
+def _kernels_beside_collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
     """The table of kernels beside collectives, measured on our own ranks."""
     transport = transport_of(backend)
     meter = transport.meter()
@@ -332,7 +332,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
 
-    # What a group is made of: neighbours that agree in it share one.
+    # Neighbouring points with the same ranks share one group.
     def on_ranks(point: Point) -> tuple[int, int, Sequence[Agent]]:
         op = point.collective
         return op.num_ranks * op.concurrent, op.num_nodes, members(agents, op)
@@ -351,7 +351,7 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, age
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
                     )
 
-    # What the card says of the method: pinning, and where the ranks ran.
+    # The card's description of the method: pinning, and where the ranks ran.
     method: dict[str, Any] = {"pinning": "rank r on core r modulo cores", **transport.method}
     if plan.emulated_network:
         method["emulated_network"] = asdict(plan.emulated_network)
@@ -384,7 +384,7 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress) -> TableRun:
     """The table of collectives, measured by the programs of nccl-tests."""
     tests = _nccl_tests_of(plan)
 
-    # Measured once: its programs tell nothing of interference by which a row would be measured again.
+    # Measured once, because its programs do not report the interference that would justify measuring a row again.
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         return nccl_tests_rows(points, tests, plan.device, plan.interconnect, progress, any_device=plan.any_device)
 

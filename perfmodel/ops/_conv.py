@@ -95,7 +95,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     size, both = x["element_bytes"], 1.0 + x["bwd"]
     flops, traffic, h_out, w_out, m, n, k, inputs, weights, outputs = _work(xp, x)
     area, tiles, waves = tiled(xp, m, n, x["groups"], machine.units)
-    # as for products: few tiles and a long k are split over the idle multiprocessors
+    # As for products, kernels with few tiles and a long k are split over idle multiprocessors.
     quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * both
     features = [
         # sizes of image, kernel and result
@@ -122,7 +122,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, waves),
         log2(xp, inputs / outputs),
         log2(xp, x["k_h"] * x["k_w"]),
-        # what of its operands the cache can hold
+        # Share of the operands that fits into the cache.
         log2(xp, weights * size / machine.l2),
         log2(xp, (inputs + outputs) * size / machine.l2),
         x["stride_h"] / x["k_h"],

@@ -247,7 +247,7 @@ def _jax_inputs(op: MemoryBound, rng: np.random.Generator) -> tuple[tuple[Any, .
     }
     inputs += tuple(vectors[content]() for content in _VECTORS.get(op.op, ()))
 
-    # What stands behind has no gradient: tables of angles, labels, masks.
+    # Further operands have no gradient: tables of angles, labels, masks.
     differentiable = len(inputs)
     if op.op == "rope":
         inputs += tuple(jax_array(rng, op.dtype, op.rows, 1, _head_size(op) // 2) for _ in range(2))
@@ -297,7 +297,7 @@ def _torch_program(op: MemoryBound, make: Tensors) -> Program:
     }
     inputs += tuple(vectors[content]() for content in _VECTORS.get(op.op, ()))
 
-    # What stands behind has no gradient: tables of angles and labels. torch draws masks by itself.
+    # Further operands have no gradient: tables of angles, and labels. torch draws masks by itself.
     differentiable = len(inputs)
     if op.op == "rope":
         inputs += tuple(make(op.rows, 1, _head_size(op) // 2) for _ in range(2))

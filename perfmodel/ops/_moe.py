@@ -126,7 +126,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         waves_down / xp.ceil(waves_down),
         log2(xp, xp.ceil(waves_up)),
         log2(xp, xp.ceil(waves_down)),
-        # what of weights and activations the cache can hold
+        # Share of weights and activations that fits into the cache.
         log2(xp, weights / machine.l2),
         log2(xp, local * x["hidden"] * inter * size / machine.l2),
         log2(xp, x["tokens"] * x["hidden"] * size / machine.l2),

@@ -79,8 +79,7 @@ def jax_pass(
         return Program(jax.jit(function), inputs)
     chosen = wanted[op.pass_]
 
-    # Only the gradients that the pass is of: inputs that none is asked for are constants, so that no work is done for
-    # them.
+    # Compute only the gradients of this pass: all other inputs are constants and cost no work.
     def backward(gradient: Any, *values: Any) -> tuple[Any, ...]:
         def of_chosen(*parts: Any) -> Any:
             full = list(values)

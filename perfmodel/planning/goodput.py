@@ -190,7 +190,7 @@ def goodput(
         stall_s=stall_s,
         restart_s=restart_s,
         reload_s=reload_s,
-        # Of the time between two failures in which nothing is kept, a restart takes min(X, R).
+        # If nothing is saved between two failures, the restart takes min(X, R) of that time.
         lost_steps=max(0.0, mtbf_s * (failing + expm1(-restart_s / mtbf_s))) / step_time_s,
         under_way=under_way,
         stages=stages,

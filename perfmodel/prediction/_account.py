@@ -192,7 +192,7 @@ class _Program:
         kind = program.structure.class_kind
         optimizer = kind == Kind.OPTIMIZER
 
-        # Each kind of nodes has the seconds of the classes that lie on it, and 0 for others: they add up.
+        # Each kind of nodes has the seconds of its own classes and 0 for all others, so the kinds add up.
         without_overhead_s = all_s.copy()
         parts_s = alone_s = waits_s = 0.0
         for share in step_program.shares:
@@ -205,7 +205,7 @@ class _Program:
             kernels_s = _of_passes(share, _alone_s).sum(axis=1)
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
 
-        # Passes take as long as their parts, but for what reductions and gathers beside them cost.
+        # Passes take as long as their parts, plus the slowdown by reductions and gathers that overlap with them.
         without_slowing_s = without_overhead_s
         if any(overlap_loss(share.problem) for share in step_program.shares):
             passes_s = np.sum(parts_s, axis=1) + waits_s
@@ -242,7 +242,7 @@ def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, floa
     for activity in ABLATIONS:
         shortened_s = remaining_s
         if any(activity in program.felt for program in programs):
-            # Of a stream the step is a difference of makespans, which may grow; a cost may not be negative.
+            # In a stream of steps, the step is a difference of makespans and may grow, but a cost may not be negative.
             shortened_s = min(_step_without_s(programs, activity), remaining_s)
         exposed_s[activity] = remaining_s - shortened_s
         step_without_s[activity] = remaining_s = shortened_s

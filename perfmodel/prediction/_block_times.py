@@ -117,7 +117,7 @@ def _shares_that_pay(
     all_cast = events_of(blocks.casting(np.ones(len(cast)), problem.job))
 
     def phases_s(share: Float[np.ndarray, " blocks"], times: EventTimes) -> Float[np.ndarray, "blocks phases"]:
-        # What the host does for a phase is linear in the share.
+        # The host's time for a phase is linear in the share.
         by_host = {}
         for name in ("launches", "issued", "beyond_operators_s"):
             without, additional = getattr(none_cast, name), getattr(all_cast, name) - getattr(none_cast, name)

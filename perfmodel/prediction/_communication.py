@@ -317,7 +317,7 @@ def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job
         n_bytes = block.boundary_bytes * share
         sends.append([add(_send(n_bytes, tier, job.dtype, cluster, stride)) for tier in tiers])
 
-    # What arrives sharded over tensor-parallel ranks they complete with collectives.
+    # Tensor-parallel ranks receive shards and complete them by collectives.
     completions_of_block = []
     for block in blocks:
         completions = []
@@ -389,7 +389,7 @@ def hops(
         in_same_group = np.stack([rank[source] // level.size == rank[target] // level.size for level in cluster.levels])
         level = np.where(in_same_group.any(axis=0), in_same_group.argmax(axis=0), len(cluster.levels) - 1)
         on_one_kind = np.where(in_same_group[0], 0, 1 + level)
-        # What goes to another kind of nodes crosses the outermost level.
+        # Transfers to another kind of nodes cross the outermost level.
         tier[direction, source] = np.where(kind[source] == kind[target], on_one_kind, outermost_tier(cluster))
         block[direction, source] = last_block[:-1]
         exists[direction, source] = True

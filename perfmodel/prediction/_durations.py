@@ -75,8 +75,8 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     if not nodes_are_alike:
         seconds = between_blocks_s + seconds * share.on
 
-    # What real steps take beyond their events: overlapped communication slows passes, stragglers stretch everything,
-    # and the step's overhead rides with the optimizer's step.
+    # Costs of real steps beyond their events: overlapped communication slows passes, stragglers stretch everything, and
+    # the overhead of the step is added to the optimizer's step.
     loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
     contends = held_share(problem.cluster.device, problem.framework) > 0
     if not (loses_overlap or contends or has_whole_step_costs(problem)):

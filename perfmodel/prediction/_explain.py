@@ -273,7 +273,7 @@ def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classe
     for times, paired, runs_of_kinds in share.passes:
         exposed = times.exposed_share(paired)
         for kind, classes, _ in runs_of_kinds:
-            # Blocks of a kind of pass are alike in all of its classes, but for being recomputed in full.
+            # Blocks of one kind of pass are the same in all of its classes, except whether they are recomputed in full.
             part_of_block: dict[tuple[int, bool], PassPart] = {}
             runs_here = classes if share.on is None else classes[share.on[classes]]
             for pass_class in runs_here.tolist():

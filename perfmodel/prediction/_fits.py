@@ -21,7 +21,7 @@ from perfmodel.spec import Device, Layout, Transformer
 from perfmodel.spec.framework_facts import MemoryCounter
 from perfmodel.units import GIB
 
-# What to change so that the largest category shrinks; the text is part of the message that users read.
+# How to shrink the largest category. Users read this text in the error message.
 _REMEDY = {
     "weights": "use zero=3 or a larger tp or pp",
     "gradients": "use zero=2 or a larger tp or pp",
@@ -101,7 +101,7 @@ def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndar
     if unsharded.kinds == blocks.kinds:
         params = unsharded.dense_params(layout.pp > 1) + unsharded.expert_params
 
-    # Of a stage that several ranks hold, each writes its part.
+    # If several ranks hold a stage, each writes its part of it.
     stage_params = batch.program.counts.sum(axis=1) @ params
     ranks_of_stage = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
     rank_params = (stage_params / ranks_of_stage)[spec.stage_map].sum(axis=1)
@@ -157,7 +157,7 @@ def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
     """Memory of a batch's first layout, and whether it fits."""
     layout, stages = batch.layouts[0], stage_memory(problem, batch)
 
-    # Of ranks on different devices, the one that fills the largest share of its own.
+    # With different devices, the rank that fills the largest share of its device decides.
     usable = usable_of_ranks(problem, layout)
     binding = max(range(len(stages)), key=lambda rank: stages[rank].peak / usable[rank])
 

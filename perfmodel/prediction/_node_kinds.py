@@ -185,8 +185,8 @@ def _assign_to_kinds(
         kind_of_peer: kind of nodes of the stage that the class exchanges something with.
         exchanges_all: classes all of whose events are exchanges; of others only sends are.
     """
-    # Entries are the same on all kinds but for their network. An exchange between two kinds goes to the end at which it
-    # takes longer, whatever completes it on arrival to the receiver.
+    # Entries are the same on all kinds but for their network. An exchange between two kinds is priced at the end where
+    # it takes longer; the collective that completes it on arrival belongs to the receiver.
     entries = next(iter(events.values())).class_index
     owner = kind_of_class[entries].copy()
     crossing: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}

@@ -67,13 +67,13 @@ def flushed_paths(schedule: Schedule, combines: bool = False) -> Paths:
 
     # The rank's own passes.
     first, last = s.offsets[:-1], s.offsets[1:] - 1
-    leave = _leaving(s)
+    leave = _last_input_gradient(s)
     _add_stretches(passes, s, code, np.tile(first, 2), np.concatenate([leave, last]))
 
     # The way of a micro-batch to the rank's first pass, and for the first path the way of its gradient back.
     path = np.arange(2 * s.devices)
     _walk(passes, sends, s, code, np.tile(first, 2), s.dependencies.upstream, path)
-    end = _walk(passes, sends, s, code, leave, _down(s), path[: s.devices])
+    end = _walk(passes, sends, s, code, leave, _gradient_of_stage_before(s), path[: s.devices])
 
     # Where that way ends, the rank there still has its remaining passes before it.
     changed_lanes = np.flatnonzero(end != leave)
@@ -92,7 +92,7 @@ def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     """
     s = schedule
     start = _end_of_walk(s.offsets[:-1], s.dependencies.upstream)
-    end = _end_of_walk(_leaving(s), _down(s))
+    end = _end_of_walk(_last_input_gradient(s), _gradient_of_stage_before(s))
     round_trip = np.flatnonzero(s.device[start] == s.device[end])
     paths = flushed_paths(schedule, combines).only(round_trip)
     return replace(paths, cycle=np.full(len(round_trip), steps // 2, float))
@@ -129,7 +129,7 @@ def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Path
     _add_stretches(passes, s, code, first, last)
     every_device = np.arange(s.devices)
     _walk(transit, sends, s, code, first, s.dependencies.upstream, every_device)
-    _walk(transit, sends, s, code, _leaving(s), _down(s), every_device)
+    _walk(transit, sends, s, code, _last_input_gradient(s), _gradient_of_stage_before(s), every_device)
     return Paths(
         passes.reshape(*shape, 3) / steps, sends, variants.table, transit.reshape(*shape, 3), np.zeros(s.devices)
     )
@@ -164,7 +164,7 @@ def _add_stretches(
         passes[path] += counts.reshape(codes, len(Phase)) @ _PARTS
 
 
-def _leaving(schedule: Schedule) -> Int[np.ndarray, " devices"]:
+def _last_input_gradient(schedule: Schedule) -> Int[np.ndarray, " devices"]:
     """Last input gradient of every device (its last pass, if it has none)."""
     s = schedule
     leave = s.offsets[1:] - 1
@@ -174,7 +174,7 @@ def _leaving(schedule: Schedule) -> Int[np.ndarray, " devices"]:
     return leave
 
 
-def _down(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
+def _gradient_of_stage_before(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
     """The input gradient of the stage before that each input gradient is for (`NEVER` where there is none)."""
     upstream = schedule.dependencies.upstream
     down = np.full(schedule.n_instructions, NEVER)

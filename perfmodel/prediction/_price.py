@@ -51,7 +51,8 @@ _FULL_TOKENS: Final = 8192
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events in a step, after all corrections."""
-    # A fit of runs moves parameters hundreds of times. The prices behind them stay, and so are kept without them.
+    # A fit of runs changes these corrections hundreds of times. Prices before them stay the same and are cached
+    # separately.
     return moved_by_runs(problem, ops, EventTimes.of_rows(event_prices(problem.unadjusted, ops)))
 
 

@@ -183,8 +183,8 @@ def step_problem(
         kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
         measured_cluster, measured_site, adjustment = cluster, site, None
 
-        # What a calibration of the user's own says of the device: its runs, its clock under load, and what collectives
-        # hold of it.
+        # Facts that the user's own calibration has about the device: its runs, its clock under load, and the share that
+        # collectives occupy.
         if weights.content is not None:
             device, models = cluster.device, session.cost_models
             of_devices = models.get_or_compute((adjustments, weights), lambda: adjustments(weights))

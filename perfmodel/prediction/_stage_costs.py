@@ -150,7 +150,7 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
     peak_bytes = np.full((spec.stages, len(cumulative), len(cumulative)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
     for stage, possible in enumerate(_possible(layout_batch)):
-        # Stages in between hold the same blocks, but keep other numbers of micro-batches alive.
+        # Inner stages may hold the same blocks and only keep other numbers of micro-batches alive.
         if memory is None or stage in (1, spec.stages - 1):
             start, end = np.nonzero(possible)
             counts = np.diff(cumulative[start[:, None] + bounds[end - start]], axis=1)
@@ -161,10 +161,10 @@ def _memory(problem: StepProblem, layout_batch: LayoutBatch, full: bool) -> OfSt
                 counts[:, 0] += after
 
             # Each possible stage as a rank of its own that keeps one micro-batch and one version of its weights.
-            single = np.ones(len(start), int)
-            number = np.cumsum(single)[:, None] - 1
-            alone = LiveState(number, single[:, None], single, single, spec.replicas, split=False)
-            ranks = RankBlocks.of(counts.sum(axis=1), recomputed.sum(axis=1), alone)
+            ones = np.ones(len(start), int)
+            stage_of_rank = np.arange(len(start))[:, None]
+            one_micro_batch = LiveState(stage_of_rank, ones[:, None], ones, ones, spec.replicas, split=False)
+            ranks = RankBlocks.of(counts.sum(axis=1), recomputed.sum(axis=1), one_micro_batch)
             memory = rank_memory(ranks, blocks, Sharding.of(layout_batch.layouts, problem.job), problem.setting)
         peak_bytes[stage, start, end] = (
             memory.weights[0] * live.versions[stage]

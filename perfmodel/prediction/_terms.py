@@ -45,7 +45,7 @@ def _levels(**neutral: Any) -> _Off:
     return off
 
 
-def _both(first: _Off, second: _Off) -> _Off:
+def _both_off(first: _Off, second: _Off) -> _Off:
     return lambda problem: second(first(problem))
 
 
@@ -73,7 +73,10 @@ STEP_TERMS: Final = (
     StepTerm("hosts that wait for every kernel", _job(blocking_launches=False)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
     StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
-    StepTerm("waiting for the slowest rank", _both(_framework(straggling=0.0, collective_skew_s=0.0), _site(skew=0.0))),
+    StepTerm(
+        "waiting for the slowest rank",
+        _both_off(_framework(straggling=0.0, collective_skew_s=0.0), _site(skew=0.0)),
+    ),
     StepTerm("hosts that check collectives", _framework(checks_collectives="never")),
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),

@@ -145,8 +145,8 @@ class PhaseTimes:
         xp = self.event_s.__array_namespace__()
         sm_share, collective_s = self.events.sm_share, self.collective_s
 
-        # What hides inside a phase slows kernels by no more than what hides behind the other pass: beside one another
-        # they leave no product alone in its wave. So ring steps never make a pair longer.
+        # Collectives that hide inside a phase slow kernels at most as much as those that hide behind the other pass,
+        # because in a pair no product has its wave to itself. So ring steps never make a pair longer.
         hidden_s = self.events.counts * self.time_s * (1 - self.exposed)
         slowed_s = xp.minimum(self.slowing_s, sm_share * hidden_s).sum(axis=2)
         compute_s = self.busy_s - self.slowed_s - collective_s + slowed_s + self.between_s
@@ -202,7 +202,7 @@ def time_phases(
 
     # A hidden collective holds multiprocessors, unless copy engines drive its ring steps. Kernels beside it run longer,
     # but what is hidden costs together no more than it would by itself.
-    lost = _over(overlappable_s @ events.lost, free_s)
+    lost = _ratio(overlappable_s @ events.lost, free_s)
     synchronising = ~events.overlappable & ~events.beside_attention
     slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
     slowing = xp.minimum(slowing, 1 - exposed)
@@ -217,7 +217,7 @@ def time_phases(
     # longer they computed since they last met: all collectives of a phase together wait for a share of its kernels,
     # however many they are. Short kernels between many collectives do not make ranks wait long.
     computed_s = overlappable_s.sum(axis=2)
-    waiting_s = events.arrival_spread_s * lateness + events.kernel_spread * computed_s * _over(lateness, meetings)
+    waiting_s = events.arrival_spread_s * lateness + events.kernel_spread * computed_s * _ratio(lateness, meetings)
     return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
 
 
@@ -251,7 +251,7 @@ def _hidden(
     # that longer kernels never make a phase shorter.
     for is_of_group, behind_s, most_hidden in groups:
         comm_s = (seconds * is_of_group).sum(axis=2)
-        share = xp.minimum(most_hidden, _over(xp.minimum(behind_s, free_s), comm_s))
+        share = xp.minimum(most_hidden, _ratio(xp.minimum(behind_s, free_s), comm_s))
         hidden = xp.where(is_of_group, share[:, :, None], hidden)
         free_s = xp.maximum(free_s - share * comm_s, 0.0)
     return hidden
@@ -265,7 +265,7 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     """
     xp = time_s.__array_namespace__()
     n = xp.ceil((events.counts * events.in_rings).sum(axis=2))[:, :, None]
-    each_s = _over((events.counts * (time_s * events.in_rings)).sum(axis=2)[:, :, None], n)
+    each_s = _ratio((events.counts * (time_s * events.in_rings)).sum(axis=2)[:, :, None], n)
 
     # Each of a phase's n collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`:
     # a buffer for every pair), the n longest ones where there are more: what is long enough to hide the gather before a
@@ -273,15 +273,15 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     by_length = xp.argsort(-time_s * events.ring_product)
     ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
     in_rings = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
-    hidden_of_pair = xp.minimum(1.0, _over(time_s[by_length], each_s))
+    hidden_of_pair = xp.minimum(1.0, _ratio(time_s[by_length], each_s))
 
     # Outside layers nothing is cut: Megatron-Core's output layer is its own `ColumnParallelLinear`, not Transformer
     # Engine's (megatron/core/models/gpt/gpt_model.py `output_layer`).
     most_in_rings = (1 - 1 / events.ring_steps) * events.layers[:, None]
-    return most_in_rings * _over((in_rings * hidden_of_pair).sum(axis=2), n[:, :, 0])
+    return most_in_rings * _ratio((in_rings * hidden_of_pair).sum(axis=2), n[:, :, 0])
 
 
-def _over(part: Any, total: Any) -> Any:
+def _ratio(part: Any, total: Any) -> Any:
     """`part / total`, 0 where the total is 0."""
     xp = total.__array_namespace__()
     is_positive = total > 0

@@ -204,7 +204,7 @@ def _grid(*axes: Axis) -> Placement:
     """A placement along some axes in normal form, so that equal groups compare equal."""
     merged: list[Axis] = []
     for axis in axes:
-        # An axis of one rank says nothing. One that continues the one before it is part of it.
+        # Drop axes of one rank, and merge an axis that continues the one before it.
         if axis.ranks == 1:
             continue
         last = merged[-1] if merged else None

@@ -50,7 +50,7 @@ def print_prediction(console: "Console", result: "Prediction", more: Sequence[st
 def _memory_rows(result: "Prediction") -> list[tuple[str, str]]:
     """The reported peak and its parts, and the memory that must fit."""
     parts = result.memory.to_dict()
-    # What a framework reports may leave out the context of the device, which has to fit too.
+    # The framework's report may leave out the context of the device, which must fit as well.
     not_reported = result.memory_needed_bytes - parts["peak"]
     if not_reported > 0.005 * GIB:
         parts["needed beyond this"] = not_reported

@@ -92,26 +92,26 @@ def _assembled(builder: StructureBuilder) -> Structure:
     # Joins get places of their own between the ops added, whose columns spread out accordingly.
     position, pred, lag_code = binary_joins(builder.n_ops, builder.edges)
     ops = builder.columns()
-    class_code = _spread(ops.class_code, position, 0)
+    class_code = _placed_between_joins(ops.class_code, position, 0)
     classes = _classes(builder, class_code, lag_code)
     return Structure(
         duration=classes.number[class_code],
         pred=pred,
         lag=classes.number[lag_code],
-        stream=_spread(ops.stream, position, NO_STREAM),
-        micro_batch=_spread(ops.micro_batch, position, -1),
+        stream=_placed_between_joins(ops.stream, position, NO_STREAM),
+        micro_batch=_placed_between_joins(ops.micro_batch, position, -1),
         class_kind=classes.kind,
         class_stage=classes.stage,
         class_segment=classes.segment,
         class_variant=classes.variant,
         variants=builder.variants,
-        alloc=_spread(ops.alloc, position, 0),
-        free=_spread(ops.free, position, 0),
+        alloc=_placed_between_joins(ops.alloc, position, 0),
+        free=_placed_between_joins(ops.free, position, 0),
         devices=builder.devices,
     )
 
 
-def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
+def _placed_between_joins(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
     """A column of added ops as one of all ops; joins have the value `join`."""
     column_with_joins = np.full(position[-1] + 1, join, np.int32)
     column_with_joins[position] = column

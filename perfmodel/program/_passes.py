@@ -37,8 +37,8 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     Args:
         combines: see `ProgramSpec.combines_passes`.
     """
-    # What sets passes of a stage apart: how many micro-batches, which slice of the sequence, and what runs
-    # beside them. `paired` marks the first of a pair, whose second follows it.
+    # Passes of a stage differ in: how many micro-batches, which slice of the sequence, and what runs beside them.
+    # `paired` marks the first of a pair, whose second follows it.
     span = schedule.span.astype(np.int64)
     sequence_slice = schedule.micro_batch % schedule.slices
     paired = schedule.paired | np.append(False, schedule.paired[:-1])
@@ -53,7 +53,7 @@ def variants_of(schedule: Schedule, combines: bool = False) -> Variants:
     of_transfer = span * per_span
     plain_code = per_span
 
-    # Of these the ones that occur, decoded again, are the table.
+    # The codes that occur, decoded again, form the table.
     codes = np.unique(np.concatenate([[plain_code], of_pass, of_transfer]))
     table = np.stack([codes // per_span, codes % per_span // ways, codes % ways], axis=1)
     return Variants(

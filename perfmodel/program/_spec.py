@@ -10,7 +10,7 @@ from jaxtyping import Int
 from perfmodel.errors import LayoutError
 from perfmodel.schedule import Schedule, Scheduler, forward_part, get_schedule
 
-# What the values mean stands at the fields of `ProgramSpec`.
+# The fields of `ProgramSpec` explain the values.
 Sends = Literal["lag", "op", "blocking"]
 GradReduce = Literal["none", "end", "overlap", "eager_opt"]
 ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]

@@ -275,7 +275,7 @@ class StructureBuilder:
 
     def last_on_streams(self) -> Int[np.ndarray, "devices streams"]:
         """Id of the last op so far on every stream of every device; -1 if there is none."""
-        # Of repeated indices NumPy keeps the last one assigned; `NO_STREAM` lands in the extra entry.
+        # NumPy keeps the last assignment of a repeated index; `NO_STREAM` lands in the extra entry.
         stream = self.columns().stream
         last = np.full(self.devices * N_STREAMS + 1, -1)
         last[stream] = np.arange(self.n_ops)

@@ -80,7 +80,7 @@ def _work(schedule: Schedule) -> list[Problem]:
         instruction = Instruction(device, -1, Phase(phase), chunk, micro_batch)
         message = f"no device runs {instruction.phase.symbol} of stage {stage} for micro-batch {micro_batch}"
         problems.append(Problem("missing", instruction, message))
-    # Of instructions that do the same work all but the first are surplus; where none should do it, all are.
+    # If several instructions do the same work, all but the first are surplus; if no instruction should do it, all are.
     surplus = (count > expected).ravel()[work]
     if surplus.any():
         is_first = np.zeros(len(work), bool)

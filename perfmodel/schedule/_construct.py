@@ -223,7 +223,7 @@ def forward_part(schedule: Schedule) -> Schedule:
     forwards = np.bincount(schedule.device[is_forward], minlength=schedule.devices)
     offsets = np.append(0, np.cumsum(forwards))
 
-    # What a forward was paired with is gone, and nothing updates weights.
+    # Partners of paired forwards are dropped, and no instruction updates weights.
     flags = {"paired": np.zeros(forwards.sum(), bool), "updates": np.zeros(forwards.sum(), bool)}
     work = schedule.picked(is_forward) | flags
     return replace(schedule, **work, offsets=offsets, slot=schedule.slot[is_forward], length=None)

@@ -223,7 +223,7 @@ def register(name: str, **traits: Any) -> Callable[[Builder], Scheduler]:
     def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is already registered; choose another name")
-        # A user's function may change between two runs without anything that tells.
+        # A user's function may change between two runs without notice.
         digest = "" if build.__module__.startswith("perfmodel.") else None
         _SCHEDULERS[name] = scheduler = Scheduler(name, build, digest=digest, **traits)
         return scheduler
@@ -260,7 +260,7 @@ def get_schedule(name: str) -> Scheduler:
 
 def _from_file(name: str, path: str) -> Scheduler:
     """The schedule of a text file as a scheduler for exactly its devices and micro-batches."""
-    # The hash of its content, not the path, tells structures apart: the file may change.
+    # Structures are identified by the hash of the file's content, because the file may change.
     schedule = read_schedule(Path(path))
 
     def demands(devices: int, micro_batches: int, chunks: int) -> None:

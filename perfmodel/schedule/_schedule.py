@@ -162,7 +162,7 @@ class Schedule:
 
     def running_total(self, change: np.ndarray) -> np.ndarray:
         """Cumulative sums of a column along each device's order."""
-        # One sum over all devices; totals of earlier devices cancel, but for rounding.
+        # One sum over all devices; totals of earlier devices cancel, up to rounding.
         total = np.cumsum(change)
         before = np.append(0, total)[self.offsets[:-1]]
         return total - before[self.device]

@@ -44,13 +44,13 @@ def squeezed(name: str, forward: Slots, backward: Slots) -> Schedule:
     for with_weights in (True, False):
         steady = range(int(backward[0, _FIRST, 0]), int(forward[0, _FIRST, -1]))
         forward, backward, weight = _earlier(forward, backward, limit, steady, with_weights)
-        schedule = _in_order(name, forward, backward, weight)
+        schedule = _schedule_of_slots(name, forward, backward, weight)
         forward = _slots_of(schedule, Phase.FORWARD)
         backward = _slots_of(schedule, Phase.BACKWARD_INPUT)
     return schedule
 
 
-def _in_order(name: str, forward: Slots, backward: Slots, weight: Slots) -> Schedule:
+def _schedule_of_slots(name: str, forward: Slots, backward: Slots, weight: Slots) -> Schedule:
     """Start the passes in the order of their slots, each as early as possible."""
     keys = {Phase.FORWARD: forward, Phase.BACKWARD_INPUT: backward, Phase.BACKWARD_WEIGHT: weight}
     schedule = from_keys(name, v_stages(len(forward), 2), keys)
@@ -189,7 +189,7 @@ def _earlier(
         for (d, i), source in np.ndenumerate(slot[queue]):
             passes.append((int(source), d, queue, i))
 
-    # Those that run first move first, so that what depends on them can follow.
+    # Earlier passes move first, so that dependent ones can follow.
     devices = [_device(forward[d], backward[d], weight[d], with_weights) for d in range(p)]
     for source, d, queue, i in sorted(passes):
         if source in steady or (not with_weights and source < steady.start):

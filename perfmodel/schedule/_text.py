@@ -67,7 +67,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
         except ValueError as error:
             raise PerfModelError(f"schedule {name}, line {number}: {error}") from None
 
-    # What the lines say has to agree.
+    # The lines must be consistent.
     if stage is None:
         raise PerfModelError(
             f"schedule {name}: the line with the stages is missing, such as 'stages 0 | 1' for two devices"

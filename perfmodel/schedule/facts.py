@@ -258,14 +258,14 @@ def _facts(
     makespan = _makespan(schedule, times)
     if not makespan > 0:
         raise PerfModelError(f"schedule {scheduler.label}: a step of zero length has no bubble; give times above 0")
-    steps, interval = _steady(scheduler, schedule, times, micro_batches, chunks)
+    steps, interval = _steady_interval(scheduler, schedule, times, micro_batches, chunks)
 
     # A bubble is idle time that would be there without transfers, as a share of the step with them.
     bare_makespan, bare_steps, bare_interval = makespan, steps, interval
     if times.transfer_s:
         without_transfers = replace(times, transfer_s=0.0)
         bare_makespan = _makespan(schedule, without_transfers)
-        bare_steps, bare_interval = _steady(scheduler, schedule, without_transfers, micro_batches, chunks)
+        bare_steps, bare_interval = _steady_interval(scheduler, schedule, without_transfers, micro_batches, chunks)
     work = float(times.instruction_s(schedule).sum()) / stages
 
     # Staleness and memory of a stream show once the pipeline is full.
@@ -298,7 +298,7 @@ def _makespan(schedule: Schedule, times: PassTimes) -> float:
     return float(end.max())
 
 
-def _steady(
+def _steady_interval(
     scheduler: Scheduler, schedule: Schedule, times: PassTimes, micro_batches: int, chunks: int
 ) -> tuple[int, float]:
     """A number of steps of a full pipeline, and how long they take together.

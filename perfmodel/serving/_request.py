@@ -198,7 +198,7 @@ def serving_problem(
         file_options = serving_options(file)
         if "dtype" in file.problem_fields:
             file_options["dtype"] = file.problem_fields["dtype"]
-        # What is said directly goes before the file.
+        # Direct arguments override the file.
         stated = file_options | stated
         model_or_name = file.problem_fields.get("model", "")
         cluster = cluster or file.problem_fields.get("cluster")

@@ -165,7 +165,7 @@ def _servable(model: Model, cluster: Cluster, layout: Layout, requests: Requests
             f"serve: prompt and output have {requests.tokens:,} tokens together, but {model.name} has only "
             f"{longest:,} positions; shorten them"
         )
-    # What is for training only (ZeRO, recomputation, virtual stages) must be at its default.
+    # Fields for training only (ZeRO, recomputation, virtual stages) must have their defaults.
     used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
     if layout != Layout(**used):
         raise LayoutError(

@@ -119,7 +119,7 @@ class Device:
         for name, value in figures.items():
             positive(f"device {self.name}: {name}", value)
 
-        # Figures that not every vendor tells.
+        # Figures that not every vendor publishes.
         for name in (
             "host_bandwidth_bytes_per_s",
             "power_w",

@@ -135,7 +135,7 @@ class Framework(Stated, Sectioned):
         """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's
         operators."""
         host = self.host
-        # What is compiled, or replayed whole, issues no operators one by one: the rest is about these.
+        # Compiled programs and replayed graphs do not issue operators one by one, which is what the rest is about.
         if host.execution != "eager":
             return self
         if job.kernels.cuda_graphs != "none":
@@ -261,7 +261,7 @@ class Framework(Stated, Sectioned):
         compiled = self.host.execution == "compiled"
         has_recipe = bool(defaults.narrow.fp8_recipe)
 
-        # Recipes are those of 8 bits, but for fp4. The only integers that training frameworks multiply are AQT's,
+        # All recipes except that of fp4 have 8 bits. The only integers that training frameworks multiply are AQT's,
         # under JAX.
         recipe: Fp8Recipe = defaults.narrow.fp8_recipe if dtype == "fp8" else ""
         if dtype == "int8" and compiled:
@@ -299,7 +299,7 @@ class Framework(Stated, Sectioned):
             if fields_said[name] != defaults[name]:
                 continue
             shorter = {key: value for key, value in fields_said.items() if key != name}
-            # What is left may make no layout at all.
+            # The remaining fields may not form a valid layout.
             with suppress(LayoutError):
                 if self._laid_out(shorter, model)[0] == layout:
                     fields_said = shorter

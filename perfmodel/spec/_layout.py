@@ -115,8 +115,8 @@ class Layout:
     (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
-        # Degrees and the like are whole numbers from 1 on. Layouts are made by the ten thousand, so what nearly all
-        # values are is tested first.
+        # Degrees and the like are whole numbers from 1 on. Searches create tens of thousands of layouts, so the usual
+        # case is tested first.
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
             if type(value) is int and value >= 1:

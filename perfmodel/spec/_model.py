@@ -237,8 +237,8 @@ class Transformer(Stated, Sectioned):
             sublayers_of_layer = mixers.split() if " " in mixers else list(mixers)
             return tuple(sublayers_of_layer[i % len(sublayers_of_layer)] for i in range(self.layers))
 
-        # Without mixers each layer is an attention, in the window but for every n-th layer, and a feed-forward, of
-        # experts in every n-th layer after the dense ones.
+        # Without mixers, each layer has attention and a feed-forward. Attention is windowed except in every n-th layer;
+        # feed-forwards have experts in every n-th layer after the dense ones.
         attention, experts = self.attention, self.experts
         period = attention.full_attention_every
         stack = []
@@ -325,7 +325,7 @@ class ConvLayer(Stated):
         )
         require_whole(owner, {"pad": self.pad}, least=0)
 
-        # Of a dense layer `kernel` means nothing.
+        # `kernel` has no meaning for a dense layer.
         if self.op != "linear" and self.kernel > self.size_in + 2 * self.pad:
             raise PerfModelError(
                 f"{owner}: a kernel of {self.kernel} is larger than its input of {self.size_in} padded by {self.pad}"
@@ -393,7 +393,7 @@ def concerns(name: str, model: Model) -> bool:
     if name in _OF_CONVOLUTIONS:
         return isinstance(model, ConvNet)
 
-    # What is not listed means something for all models.
+    # Fields that are not listed apply to all models.
     means_something = _OF_SOME_TRANSFORMERS.get(name)
     if means_something is None:
         return True

@@ -177,7 +177,7 @@ def _key(name: str, raw: str, types: dict[str, Any]) -> str:
     if key in types:
         return key
 
-    # FSDP is no degree of its own here, which people look for.
+    # People look for an FSDP degree, but here it is part of dp and zero.
     if key == "fsdp":
         raise LayoutError(
             f"layout: {name} is not a key; for {raw} ranks that shard all states write dp={raw},zero=3, and add "

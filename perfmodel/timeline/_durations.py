@@ -97,7 +97,7 @@ def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> 
 
 def being_traced() -> bool:
     """Whether JAX is currently tracing, so that even constants become tracers."""
-    # Any operation tells: inside a trace its result is a tracer.
+    # Any operation shows it: inside a trace, its result is a tracer.
     return isinstance(jnp.add(0, 0), jax.core.Tracer)
 
 

@@ -55,8 +55,8 @@ def counts_of_rows(
     return spans.reshape(-1), by_lane.at[:, 0].set(0)
 
 
-# Under `vmap` JAX would batch the loop over ops by rules of its own, whose body would lose the form that is
-# cheap to run (see `_loops`). Instead a further batch axis joins the lanes, which the loop has rows for.
+# Under `vmap`, JAX's own batching would change the body of the loop over ops into a slower form (see `_loops`). Instead
+# a further batch axis joins the lanes, which the loop has rows for.
 
 
 @custom_batching.custom_vmap

@@ -259,7 +259,7 @@ def counts_of_one_lane(
 ) -> Float[Array, " classes"]:
     """Occurrences of each class on the critical path, from the end time at every position."""
 
-    # With all end times at hand, a comparison tells which predecessor was the later one.
+    # Given all end times, a comparison shows which predecessor was the later one.
     def released_by_second(
         position: UInt[Array, ""], first_pred: UInt[Array, ""], second_pred: UInt[Array, ""]
     ) -> Array:

@@ -130,7 +130,7 @@ def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items
     def column(values: np.ndarray, fill: int) -> np.ndarray:
         return np.pad(values, padding, constant_values=fill).astype(np.int32)
 
-    # Items of a program share its ops, but every item has durations of its own.
+    # Items of a program share its ops; each item has its own durations.
     n_ops = np.array([compiled.n_ops for compiled in programs])
     first_op = np.cumsum(n_ops) - n_ops
     n_classes = np.repeat([compiled.structure.n_classes for compiled in programs], rows_of_program)

@@ -339,8 +339,8 @@ def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
         append(level_a + 1 if level_a > level_b else level_b + 1)
     level = np.array(level_of[1:], dtype=np.int64)
 
-    # The end of the step gets a level of its own: it is then the last op of the program, alone in its
-    # bundle, and the loops find the makespan at a place that they know.
+    # The end of the step gets a separate level: it is then the last op of the program, alone in its bundle, and the
+    # loops find the makespan at a place that they know.
     level[-1] = level.max() + 1
     return level
 

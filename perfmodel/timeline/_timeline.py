@@ -57,7 +57,7 @@ class Timeline:
 
     def critical_path(self) -> Int[np.ndarray, " path"]:
         """Ops on the critical path, from the first to the last; ties as in `makespan`."""
-        # Of an op's predecessors the one that lets it start last releases it, in a tie the first.
+        # An op is released by the predecessor that lets it start last; in a tie, by the first.
         first_released_s, second_released_s = _released_s(self.structure, self.end_s, self.durations_s).T
         first_pred, second_pred = self.structure.pred.T
         released_by = np.where(second_released_s > first_released_s, second_pred, first_pred)
@@ -159,7 +159,7 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
     durations_s = np.asarray(checked(durations, structure.n_classes, ndim=1), np.float64).copy()
     durations_s[0] = 0
 
-    # The program has ops in an order of its own; ends go back to the structure's.
+    # The compiled program orders ops differently; end times are put back into the structure's order.
     ends = in_numpy(_ends, durations_s.dtype, compiled.op_tables, padded_classes(durations_s))
     end_s = np.empty(structure.n_ops)
     end_s[compiled.order] = ends[: structure.n_ops]

@@ -161,8 +161,7 @@ def _predict_one(
         None,
         run.fits_probability,
         result.tflops_per_device * result.step_time_s * 1e12,
-        # What the model cannot know of a run, as shares of its step: the widths of intervals are
-        # fitted to these.
+        # Quantities that the model cannot know, as shares of the step; the widths of intervals are fitted to these.
         *(result.uncertainty.unknown_shares[name] for name in ("extrapolated", "host", "network")),
         site.unstated,
         GAUSS_90 * events_variance**0.5,
@@ -184,7 +183,7 @@ def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
 
 def unstated_share(row: Mapping[str, Any]) -> float:
     """Share of the relevant settings that a run's row leaves empty."""
-    # Of tp, pp and dp one follows from the others and the number of devices.
+    # One of tp, pp and dp follows from the other two and the number of devices.
     open_degrees = sum(row.get(name) in (None, "") for name in ("tp", "pp", "dp"))
     open_settings = sum(row.get(name) in (None, "") for name in _SETTINGS)
     open_settings += max(0, open_degrees - 1)

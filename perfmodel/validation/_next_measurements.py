@@ -69,7 +69,7 @@ def of_step(problem: Problem, layout: Layout | str, calibration: Path | None) ->
     shares = event_shares(priced, laid_out)
     times = priced_events(priced, shares.ops)
     half_width_log = 0.5 * np.log(np.maximum(times.hi_s, 1e-30) / np.maximum(times.lo_s, 1e-30))
-    # What an event leaves open of the step: its share of the step times its own uncertainty.
+    # The uncertainty that an event contributes to the step: its share of the step times its own uncertainty.
     share = shares.critical_s / shares.step_time_s
     unsure = (half_width_log > SURE) & (share > 0)
     by_doubt = np.argsort(-share * half_width_log, kind="stable")
@@ -149,7 +149,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
             candidates.append(_Candidate(float(half[i]), float(times.time_s[i]), records[i], sizes))
     candidates.sort(key=lambda candidate: -candidate.half_width_log)
 
-    # Of a kind no two are taken of which every size is within a factor of two: one would tell of the other.
+    # No two events of a kind are chosen whose sizes are all within a factor of two, because one would inform the other.
     chosen: list[_Candidate] = []
     taken_sizes: dict[tuple[Any, ...], list[np.ndarray]] = {}
     for candidate in candidates:
@@ -189,7 +189,7 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
     for _, members in frame.groupby(labels, dropna=False, sort=True):
         kind = pd.DataFrame(members)
 
-        # Of many rows of a kind, a regular sample is enough to find unmeasured neighbours.
+        # If a kind has many rows, a regular sample is enough to find unmeasured neighbours.
         sampled = kind.iloc[:: max(1, -(-len(kind) // MOST_TRIED))]
         for name in numbers:
             if len(set(kind[name].dropna().tolist())) < 2:

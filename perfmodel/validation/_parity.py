@@ -52,8 +52,7 @@ def validate_kernels(
         table = read_table(file)
         kind = table_kind(table, file)
 
-        # Nothing is fitted to rows that their table marks, so that errors on them tell nothing of
-        # the fit.
+        # Marked rows were not fitted to, so errors on them do not describe the fit.
         if kind == "collective" and not marked:
             doubtful = clean_collectives(table)["doubtful"].to_numpy(bool)
             table = pd.DataFrame(table[~doubtful]).reset_index(drop=True)

@@ -101,7 +101,7 @@ def fit_choice_priors(files: Sequence[Path], *, progress: Report | None = None) 
                 if number(row, "measured_iter_time_s") is not None:
                     timed += [row]
 
-    # How often people keep a framework's default is counted as a choice of its own.
+    # How often people keep a framework's default is counted as a separate choice.
     counts = count_teams([observation for observation, _ in seen] + list(_of_defaults(seen)))
     choices = [choice for choice in counts if DEFAULT not in choice]
     strength = {choice: _strength(choice, counts, seen) for choice in choices}

@@ -145,7 +145,7 @@ def explain_case(
                 shares.ops[i].label,
                 float(shares.critical_s[i]),
                 timed.provenance[i],
-                *_nearest(shares.ops[i], case.cluster.device, tables),
+                *_nearest_measured_row(shares.ops[i], case.cluster.device, tables),
             )
             for i in order
             if shares.critical_s[i] > 0
@@ -183,12 +183,14 @@ def explain_cases(
     return [explain_case(row, calibration, measured, framework) for row in rows_of(pd.DataFrame(chosen))]
 
 
-def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[str, float | None, float | None]:
+def _nearest_measured_row(
+    op: Op, device: Device, tables: Sequence[pd.DataFrame]
+) -> tuple[str, float | None, float | None]:
     """Label, microseconds and distance of the measured event nearest to a given one."""
     best: tuple[str, float | None, float | None] = ("", None, None)
     for table in tables:
         # Compare with the same device, family, operator and pass only.
-        candidates: Any = table[_of_device(table["device"], device)]
+        candidates: Any = table[_is_device(table["device"], device)]
         if isinstance(op, Collective):
             if "collective" not in candidates:
                 continue
@@ -221,7 +223,7 @@ def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[st
     return best
 
 
-def _of_device(names: Any, device: Device) -> pd.Series:
+def _is_device(names: Any, device: Device) -> pd.Series:
     def is_device(name: object) -> bool:
         try:
             return catalog.device(str(name)).name == device.name

@@ -87,8 +87,7 @@ def site_runs(
             continue
         predicted.append(_site_run(row, run, site, undo(source, run.case.framework), looked_at(source)))
 
-    # Repeats of one run get one number, so that the fit can tell what a layout has of its own
-    # from noise between runs.
+    # Repeats of one run get one number, so that the fit can separate the effect of a layout from noise between runs.
     _, layout = np.unique(np.array([run.repeated for run in predicted]), return_inverse=True)
     labels = {}
     for name in predicted[0].labels:

@@ -64,7 +64,7 @@ def term_errors(
         if progress and done % 20 == 0:
             progress("terms", done, len(drawn))
     sources = {name: _figures(np.array(ratios)) for name, ratios in by_source.items()}
-    return {"over_sources": _over(list(sources.values())), "sources": sources}
+    return {"over_sources": _errors_over_sources(list(sources.values())), "sources": sources}
 
 
 def _times_s(case: Case, predicted_s: float, site: Site) -> np.ndarray:
@@ -119,7 +119,7 @@ def _figures(ratio: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _over(sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _errors_over_sources(sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over sources."""
     if not sources:
         return {"sources": 0}

@@ -65,7 +65,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     visible = np.flatnonzero((boxes.end > lo) & (boxes.start < hi))
     axis_in = axis.get_figure().get_figwidth() - _MARGIN_IN  # type: ignore[union-attr]
     wide_pt = (boxes.end - boxes.start) * 72 * axis_in / (hi - lo)
-    single, lanes = _apart(boxes, visible, wide_pt)
+    single, lanes = _single_and_shared(boxes, visible, wide_pt)
     axis.add_collection(
         PolyCollection(
             _corners(boxes, single, 0.0),
@@ -113,7 +113,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     return bool(lanes)
 
 
-def _apart(
+def _single_and_shared(
     boxes: Boxes, visible: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
 ) -> tuple[Int[np.ndarray, " whole"], list[Int[np.ndarray, " lane"]]]:
     """Divide boxes into those drawn one by one, and those of lanes full of narrow ones."""

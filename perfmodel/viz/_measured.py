@@ -98,7 +98,7 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     )
     axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
     sampled = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
-    # Of many rows a regular sample, over the range of times, has its interval drawn.
+    # With many rows, intervals are drawn only for a regular sample over the range of times.
     ranked = np.argsort(measured, kind="stable")
     sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
     bar_label = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"

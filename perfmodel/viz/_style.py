@@ -146,7 +146,7 @@ def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str]
     widths = [0.5 * len(label) + 3.6 for label in labels]
     columns = len(labels) if sum(widths) < room else max(1, int(room / max(widths)))
     rows = -(-len(labels) // columns)
-    # As even as the rows allow.
+    # Divide the entries over the rows as evenly as possible.
     columns = -(-len(labels) // rows)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, **options)
 

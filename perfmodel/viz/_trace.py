@@ -53,7 +53,7 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
         name = f"{label} {micro_batch}" if micro_batch >= 0 else label
         args = {"event": KIND_NAMES[kind], "stage": stage, "micro_batch": micro_batch, "critical": critical}
         events.append(complete_event(device, stream, start, duration, name, label, args))
-    events += [*_inside(prediction, every_pass), *_flows(prediction)]
+    events += [*_events_inside_passes(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
         for at_s, in_use_bytes in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True):
             in_use = {"GiB": in_use_bytes / GIB}
@@ -111,7 +111,7 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
     return all_events
 
 
-def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
+def _events_inside_passes(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
     """Blocks, kernels and collectives of every pass, or of the first of every class on every rank."""
     timeline = prediction.kept_timeline
     s = timeline.structure

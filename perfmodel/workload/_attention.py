@@ -56,7 +56,7 @@ def self_attention(
     projections = _projections(model, local)
     _, width = projections[0]
 
-    # Of 8-bit attention only the narrow copies of queries, keys and values are kept.
+    # In 8-bit attention, only the narrow copies of queries, keys and values are saved.
     kept_share = 1 / local.act_bytes if local.job.narrow.fp8_attention else 1.0
     projection = column_linear(
         local,

@@ -62,7 +62,7 @@ def undivided(model: Model, job: Job, op: Op) -> Attention | None:
     ):
         return None
 
-    # Of documents of varied lengths no attention is over a whole sequence.
+    # With documents of varied lengths, no attention covers a whole sequence.
     if job.varied_lengths:
         return None
     if not isinstance(op, Attention) or op.seq_q + op.seq_kv == 2 * job.seq_len:

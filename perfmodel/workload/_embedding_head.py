@@ -119,7 +119,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
     if frozen:
         projection = replace(projection, backward_weight=())
 
-    # A tied projection has no parameters of its own; BERT's has a bias all the same.
+    # A tied projection has no weights of its own, but BERT's still has a bias.
     params = projection.params if owner and not model.head.tied_embeddings else 0
     if model.head.pooler_and_mlm_head:
         params += local.vocab
@@ -335,7 +335,7 @@ def _table(local: ShardSizes, rows: int) -> list[Piece]:
 
 def _lookup(local: ShardSizes, tokens: int, rows: int) -> Piece:
     """Rows of a table by their indices; indices have no gradient."""
-    # As the table's product with a one-hot row for each token, which is written first.
+    # The lookup is a product of the table with one-hot rows, which are written first.
     if "one_hot_lookup" in local.job.kernels.eager_kernels:
         precision = local.unquantised.precision
         product = linear(precision, tokens, local.hidden, rows, kept_input=0.0)

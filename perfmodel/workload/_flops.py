@@ -94,7 +94,7 @@ def step_flops(model: Model, job: Job) -> ModelFlops:
 def _(model: Mlp, job: Job) -> ModelFlops:
     # 2 FLOPs per weight and row.
     rows = job.global_batch * job.seq_len
-    return _plain(2.0 * rows * model.layers * model.hidden**2, 0.0, job)
+    return _dense_flops(2.0 * rows * model.layers * model.hidden**2, 0.0, job)
 
 
 @step_flops.register
@@ -106,7 +106,7 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
             layers += 2.0 * layer.size_out**2 * layer.weights
         elif layer.op == "linear":
             head += 2.0 * layer.weights
-    return _plain(layers * job.global_batch, head * job.global_batch, job)
+    return _dense_flops(layers * job.global_batch, head * job.global_batch, job)
 
 
 @step_flops.register
@@ -132,7 +132,8 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     full, causal = _attention_products(model, job, letters, s_out)
     head, vocabulary = _head_flops(model, job, batch, s_out)
 
-    # Of frozen weights all products lack a weight gradient; of a frozen tied table the vocabulary projection does.
+    # Products with frozen weights have no weight gradient, nor has the vocabulary projection if its tied table is
+    # frozen.
     frozen = 0.0
     if job.fine_tuning.frozen:
         frozen = layers + head
@@ -345,7 +346,7 @@ def _patch_flops(model: Transformer, patches: Patches, batch: float, s: float) -
     return 2.0 * batch * products
 
 
-def _plain(layers: float, head: float, job: Job) -> ModelFlops:
+def _dense_flops(layers: float, head: float, job: Job) -> ModelFlops:
     """FLOPs of a model whose products all have weights, which are either all trained or all frozen."""
     return ModelFlops(
         layers_forward=layers,

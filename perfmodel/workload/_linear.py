@@ -142,7 +142,7 @@ def _input_collectives(
     if not local.sequence_parallel:
         return (), (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
 
-    # What is gathered may be quantised before. Backward gathers the input for the weight gradient alone, which a frozen
+    # The input may be quantised before it is gathered. Backward gathers it only for the weight gradient, which a frozen
     # weight does not have.
     gathered = n_bytes if in_16_bits else float(rows) * k * gathered_bytes(local.precision)
     forward = Comm(collective="all_gather", bytes=gathered, group="tp")

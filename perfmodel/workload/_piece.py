@@ -224,7 +224,7 @@ def _second_products(pieces: Sequence[Piece], input_bytes: float) -> list[Recomp
         )
         works.append(work)
 
-    # What is kept counts against what the first piece would free.
+    # Tensors that are kept reduce the memory that the first piece would free.
     works[0] = replace(works[0], freed_bytes=works[0].freed_bytes - kept_bytes)
     return works
 
@@ -380,8 +380,8 @@ def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[Ke
     if not steps or not block.is_layer:
         return products
 
-    # Of a matrix X of a rows and b >= a columns a Newton-Schulz iteration is A = X X', A A, and (b A + c A A) X,
-    # 2 a^2 b + 2 a^3 + 2 a^2 b FLOPs.
+    # For a matrix X with a rows and b >= a columns, a Newton-Schulz iteration is A = X X', A A, and (b A + c A A) X, 2
+    # a^2 b + 2 a^3 + 2 a^2 b FLOPs.
     for shape, count in block.weight_shapes(experts=experts).items():
         a, b = sorted(shape)
         for n, k in ((a, b), (a, a), (b, a)):

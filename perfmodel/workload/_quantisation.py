@@ -138,7 +138,7 @@ def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[Memor
     if not local.job.narrow.fp8_attention:
         return ()
 
-    # What the layers around attention exchange stays in 16 bits (Transformer Engine 2,
+    # Tensors between attention and the layers around it stay in 16 bits (Transformer Engine 2,
     # pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed.
     return (memory(local.precision, QUANTISING, rows, hidden),)
 

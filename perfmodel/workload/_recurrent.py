@@ -64,7 +64,7 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba, *, own_inpu
 
 def _convolution(local: ShardSizes, width: int, params: int, saved_bytes: float) -> Piece:
     """A depthwise convolution and its activation in one pass; its input is the projection's output, kept there."""
-    # What it gives is not kept but made again in backward (mamba_ssm 2.2, MambaSplitConv1dScanCombinedFn).
+    # Its output is not saved but computed again in backward (mamba_ssm 2.2, MambaSplitConv1dScanCombinedFn).
     once = pointwise(
         local.precision,
         [("silu", 1)],
@@ -352,7 +352,7 @@ def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
         bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=False),
     )
 
-    # What it needs is made again in backward from inputs that the pieces before keep, as the published kernels do.
+    # Backward recomputes what it needs from inputs that the previous pieces save, like the published kernels.
     backward = replace(
         forward,
         bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward=True),
@@ -374,7 +374,7 @@ def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) 
     # made.
     keys, values, triangle, states = (20, 15, 2, 4) if backward else (7, 6, 6, 2)
     if net.channel_decays:
-        # Where keys are read or their gradients written, so are their decays.
+        # Decays are read and written together with the keys and their gradients.
         keys *= 2
     elements = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
     return round(act_bytes * elements)

@@ -142,7 +142,7 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
             model, local, attention, expert_feed_forward(model, local, model.experts, own_input=False)
         )
 
-    # With two norms the feed-forward has an input of its own, which it gathers and keeps.
+    # With two norms, the feed-forward gathers and saves a separate input.
     return side_by_side(
         model,
         local,
@@ -372,7 +372,7 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
         row_linear(local, local.hidden, local.ffn, bias=model.block.bias, narrow_input=narrow),
     ]
 
-    # Recompute may end before the last product, whose output nothing of the backward needs.
+    # Recompute may end before the last product, because backward does not need its output.
     *inner_pieces, last = recomputed("mlp", pieces)
     if local.job.activations.stops_recompute:
         work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]

@@ -126,7 +126,7 @@ class Beliefs:
         for name, part in self.locate(ops).items():
             if name in self.groups:
                 result[part.index] += self.groups[name].white @ part.known
-        # What was measured is what it is: kriging would smooth it.
+        # Measured events keep their measured times, which kriging would smooth.
         known = [i for i, op in enumerate(ops) if op in self.measured]
         result[known] = np.log([self.measured[ops[i]] for i in known])
         return result
@@ -154,7 +154,7 @@ class Beliefs:
         for name in row_events.keys() & column_events.keys():
             rows, columns = row_events[name], column_events[name]
             kinds, hyper = self._believed(name, rows.points)
-            # What the measured events explain is no longer uncertain.
+            # Subtract the variance that the measured events explain.
             explained = rows.known.T @ columns.known
             of_group = covariance(kinds, hyper, rows.points, columns.points) - explained
             result[np.ix_(rows.index, columns.index)] = of_group

@@ -166,8 +166,8 @@ def cannot_describe(family: str, reason: str, config: Mapping[str, Any]) -> Perf
 
 def toml_from_config(config: Mapping[str, Any]) -> str:
     """A TOML with the sizes stated by an unknown family's configuration, assuming a decoder like LLaMA."""
-    # What the configuration tells is filled in, the rest is a comment to complete:
-    # the user gets a file that is nearly done, in place of a bare refusal.
+    # Values that the configuration states are filled in, the others are comments to complete: instead of a bare refusal
+    # the user gets a file that is nearly done.
     lines = []
     for size, keys in KEYS.items():
         value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
@@ -175,7 +175,7 @@ def toml_from_config(config: Mapping[str, Any]) -> str:
             lines.append(f"{size} = {value}")
         elif size not in ("kv_heads", "head_dim"):  # these follow from the others
             lines.append(f"# {size} = {ASK}  # the configuration does not tell it")
-    # What no key tells is LLaMA's, as most families of today follow it; comments say what to check.
+    # Values without a key are those of LLaMA, which most of today's families follow; comments say what to check.
     tied = config.get("tie_word_embeddings")
     activation = next((str(config[key]) for key in ("hidden_act", "activation_function") if config.get(key)), "silu")
     lines += [

@@ -116,7 +116,7 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
                 unknown.append(match[0])
         elif kind == "number":
             before = adapters
-            # What a bare number means depends on the word behind it.
+            # The meaning of a bare number depends on the word after it.
             adapters = _with_bare_number(adapters, match[0], tokens[place + 1 :])
             if adapters is before:
                 unknown.append(match[0])

@@ -130,6 +130,6 @@ def with_generation(network: Network) -> Network:
         return network
     if network.gbit_per_s is None or (network.adapters is None and network.scope == "node"):
         return network
-    # No two generations have the same rate, so that it tells the generation.
+    # No two generations have the same rate, so the rate determines the generation.
     by_rate = {rate: generation for generation, rate in INFINIBAND_GBIT.items()}
     return replace(network, generation=by_rate.get(round(network.gbit_per_s), ""))

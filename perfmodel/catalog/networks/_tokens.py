@@ -97,7 +97,7 @@ _TOKENS: Final = (
     ("total", r"(?i)\b(?:in )?total\b|\baggregated?\b|\baltogether\b"),
     ("both_ways", r"(?i)\bbi-?directional(?:ly)?\b|\bbidir\b|\bboth (?:ways|directions)\b"),
     ("noun", rf"(?i)\b(?:{_ADAPTER})(?![a-z])"),
-    # What is left: numbers by themselves, and words that say nothing.
+    # The rest: bare numbers, and words without a meaning here.
     ("number", rf"(?<![\w.])(?:{_NUMBER})(?![\w.])"),
     (
         "filler",

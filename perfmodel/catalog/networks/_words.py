@@ -65,7 +65,7 @@ def read_network(text: str) -> Network:
             absent = True
             continue
         adapters, unknown = read_clause(clause)
-        # What is not understood of a management network changes nothing.
+        # Unknown words about a management network have no effect.
         if not adapters.for_others:
             not_understood += unknown
         described.append(adapters)
@@ -131,8 +131,7 @@ def _put_together(first: AdapterSet, second: AdapterSet) -> AdapterSet:
 
 def _fabric(described: Sequence[AdapterSet]) -> AdapterSet | None:
     """The set of adapters that the devices' collectives use: the fastest."""
-    # A clause that says nothing of adapters is a remark. A network that is
-    # called one for computing goes before all others.
+    # A clause without adapters is a remark. A network that is described as the compute network takes precedence.
     useful = [a for a in described if a.family or a.gbit_per_s is not None or a.link_gbit_per_s or a.count]
     candidates = [a for a in useful if a.for_computing] or [a for a in useful if not a.for_others]
     if not candidates:
@@ -152,8 +151,8 @@ def _network(fabric: AdapterSet, text: str) -> Network:
     """The network of one set of adapters."""
     count, rate, link = fabric.count, fabric.gbit_per_s, fabric.link_gbit_per_s
     is_adapter_rate = False
-    # What is left open follows from what is told: a name gives the rate of its link, and "per ..." or the lack of a
-    # count says whose the rate is.
+    # Missing facts follow from the stated ones: a name gives the rate of its link, and "per ..." or the lack of a count
+    # says whose the rate is.
     by_word: dict[str, Scope] = {"device": "device", "rack": "rack"}
     scope = by_word.get(fabric.scope, "node")
     # Google names the protocol, and the machine that has it has one rate.

@@ -105,7 +105,9 @@ def log_over_served(request: PriceQuery, served: np.ndarray) -> Float64[np.ndarr
     """
     forward = request.rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
     log_ratio_of_die = request.of_query(lambda query: np.log(_OVER_SERVED.get(query.figures.die, 1.0)))
-    return np.where(served & forward & ~_slides(request.rows), log_ratio_of_die + log_over_exponentials(request), 0.0)
+    return np.where(
+        served & forward & ~_is_windowed(request.rows), log_ratio_of_die + log_over_exponentials(request), 0.0
+    )
 
 
 def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
@@ -136,10 +138,10 @@ def log_over_exponentials(request: PriceQuery) -> Float64[np.ndarray, "n"]:
 
     usual_hz, device_hz = request.of_query(exponentials_per_s).T
     log_over = np.log((products_s + 1 / device_hz) / (products_s + 1 / usual_hz))
-    return np.where(_slides(request.rows), 0.0, log_over)
+    return np.where(_is_windowed(request.rows), 0.0, log_over)
 
 
-def _slides(rows: Rows) -> np.ndarray:
+def _is_windowed(rows: Rows) -> np.ndarray:
     """Whether attention sees a window of its keys, bool[n]."""
     window, keys = (np.asarray(rows.shape[name], float) for name in ("window", "seq_kv"))
     return (window > 0) & (window < keys)
@@ -157,7 +159,7 @@ def log_over_forward(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     by_width = np.array([_OVER_FORWARD[name, dtype] for name, dtype in zip(die, rows.dtypes, strict=True)])
     unwindowed = np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, by_width[:, 1], by_width[:, 0])
     in_window = np.array([_OVER_FORWARD_OF_WINDOWS[name] for name in die])
-    log_over = np.log(np.where(_slides(rows) & (rows.dtypes == "half"), in_window, unwindowed))
+    log_over = np.log(np.where(_is_windowed(rows) & (rows.dtypes == "half"), in_window, unwindowed))
 
     # Backward has one exponential for 2.5 times the products, so fewer exponentials in a clock slow it down less.
     return log_over + log_over_exponentials(request) - log_over_exponentials(request.instead(forward_rows(rows)))
@@ -195,7 +197,7 @@ def norm_times(request: PriceQuery) -> Prediction:
     backward = request.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
     by_pass = request.of_query(lambda query: [share * query.figures.bandwidth for share in _shares(query)])
     bytes_per_s = np.take_along_axis(by_pass, backward[:, None], axis=1)[:, 0]
-    log_time = np.log(_NORM_FIXED_S + _bytes(request) / bytes_per_s)
+    log_time = np.log(_NORM_FIXED_S + _compulsory_bytes(request) / bytes_per_s)
     return Prediction.around(log_time, _NORM_HALF_WIDTH, "learned")
 
 
@@ -206,7 +208,7 @@ def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
 
     # A kernel that is timed over and over finds in the cache whatever fits there.
-    beyond_cache = np.maximum(_bytes(request) * counted - l2, 0.0)
+    beyond_cache = np.maximum(_compulsory_bytes(request) * counted - l2, 0.0)
     with np.errstate(divide="ignore"):
         return np.log(beyond_cache / (STREAM_SHARE * bandwidth))
 
@@ -217,7 +219,7 @@ def _shares(query: Query) -> _Shares:
     return _BY_SOFTWARE.get((die, software), _FUSED.get(die, _Shares(1.0, 1.0)))
 
 
-def _bytes(request: PriceQuery) -> Float64[np.ndarray, "n"]:
+def _compulsory_bytes(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     """Compulsory traffic of every row."""
     physics, _ = physics_of([query.figures for query in request.queries], request.query, request.rows)
     return physics.bytes
@@ -289,14 +291,14 @@ def answer_method(
     # the device has enough rows of. With enough of both, the parts decide.
     if FAMILIES[family].gradients is None or kind.pass_ not in (WHOLE, *GRADIENTS):
         return "itself"
-    backward = _believed(plan, query, stacks, replace(kind, pass_=WHOLE))
-    parts = [_believed(plan, query, stacks, replace(kind, pass_=gradient)) for gradient in GRADIENTS]
+    backward = _direct_preference(plan, query, stacks, replace(kind, pass_=WHOLE))
+    parts = [_direct_preference(plan, query, stacks, replace(kind, pass_=gradient)) for gradient in GRADIENTS]
     if backward is None or all(part is not None and part <= backward for part in parts):
         return "sum" if kind.pass_ == WHOLE else "itself"
     return "itself" if kind.pass_ == WHOLE else "share"
 
 
-def _believed(
+def _direct_preference(
     plan: Callable[[Query, KernelKind], Plan], query: Query, stacks: tuple[Stack, ...], kind: KernelKind
 ) -> tuple | None:
     """Sort key of the stack that answers a kind directly, if it is the requested one or has enough rows."""
@@ -310,16 +312,16 @@ def _believed(
 
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
     """The two products of `bwd` rows: input gradient and weight gradient."""
-    of_inputs, of_weights = _rule(rows).split(rows.shape, rows.columns)
+    of_inputs, of_weights = _gradient_rule(rows).split(rows.shape, rows.columns)
     return rows.changed(of_inputs, pass_=GRADIENTS[0]), rows.changed(of_weights, pass_=GRADIENTS[1])
 
 
 def whole_backward(rows: Rows) -> Rows:
     """Rows of `bwd` that rows of gradient products belong to, without accumulation: inverse of `gradient_products`."""
-    return rows.changed(_rule(rows).join(rows.shape, rows.columns), pass_=WHOLE)
+    return rows.changed(_gradient_rule(rows).join(rows.shape, rows.columns), pass_=WHOLE)
 
 
-def _rule(rows: Rows) -> GradientProducts:
+def _gradient_rule(rows: Rows) -> GradientProducts:
     rule = FAMILIES[rows.family].gradients
     if rule is None:
         raise TypeError(f"the gradients of {rows.family} are not matrix products")

@@ -42,10 +42,10 @@ def calibration_files(calibration: Path | str | None = None) -> list[dict[str, A
         CalibrationError: if the directory is missing, or a file truncated or of another schema version.
     """
     folder = weights_folder(calibration)
-    return [_of_file(folder, path) for path in sorted(folder.glob("*.safetensors"))]
+    return [_records_of_file(folder, path) for path in sorted(folder.glob("*.safetensors"))]
 
 
-def _of_file(folder: Path, path: Path) -> dict[str, Any]:
+def _records_of_file(folder: Path, path: Path) -> dict[str, Any]:
     """Return the data behind one weights file, as `calibration_files` reports it."""
     if path.stem == "collectives":
         weights = collective_weights(weight_files(folder))

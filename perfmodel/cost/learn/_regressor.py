@@ -89,10 +89,10 @@ class Regressor:
         answers = Prediction.empty(len(request))
         for method in dict.fromkeys(methods):
             index = np.flatnonzero(method_of_row == method)
-            answers.put(index, self._by_way(method, request.take(index)))
+            answers.put(index, self._answer_by(method, request.take(index)))
         return answers
 
-    def _by_way(self, method: Way, request: PriceQuery) -> Prediction:
+    def _answer_by(self, method: Way, request: PriceQuery) -> Prediction:
         """Times of rows that are all answered by one method."""
         match method:
             case "itself":
@@ -106,7 +106,7 @@ class Regressor:
                 return answers
             case "by forward":
                 forward = self._by_plans(request.instead(forward_rows(request.rows)))
-                return scaled(forward, log_over_forward(self._at_home(request)))
+                return scaled(forward, log_over_forward(self._for_home_device(request)))
             case "by bandwidth":
                 return norm_times(request)
             case "sum":
@@ -116,13 +116,13 @@ class Regressor:
                 backward = whole_backward(request.rows)
                 # The share is that on the most measured part of the die: on other parts it could grow while all times
                 # fall.
-                home = self._at_home(request)
+                home = self._for_home_device(request)
                 of_inputs, of_weights = (self._by_plans(home.instead(rows)) for rows in gradient_products(backward))
                 both_products = added(of_inputs, of_weights)
                 part = self._by_plans(home)
                 return scaled(self._by_plans(request.instead(backward)), part.log_time - both_products.log_time)
 
-    def _at_home(self, request: PriceQuery) -> PriceQuery:
+    def _for_home_device(self, request: PriceQuery) -> PriceQuery:
         """The rows with the most measured part of each device's die (`home_of`) in place of the device.
 
         Exponentials per clock stay those of the device, because the ratios are about these.
@@ -146,7 +146,7 @@ class Regressor:
         if self.family == "memory":
             # On another die, or far from measured shapes, a kernel that moves tensors takes at least as long as its
             # bytes take to stream through memory.
-            elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._of_die(plan))
+            elsewhere = self._rows_where(request, direct, lambda query, kind, plan: not self._rests_on_die(plan))
             index = np.flatnonzero(elsewhere | (answers.provenance > 0))
             if len(index):
                 answers.at_least(index, log_least(request.take(index)))
@@ -172,7 +172,7 @@ class Regressor:
 
         # Rows are priced in 16 bits and with heads of equal length, then scaled.
         rows, log_over = as_equal_heads(rows, request.of_query(lambda query: query.figures.die), as_asked)
-        log_over += log_over_served(self._at_home(request), served)
+        log_over += log_over_served(self._for_home_device(request), served)
         answers = self._as_timed(request.instead(rows), direct)
         log_time, log_low, log_high, _ = scaled(answers, log_over)
         learned = 1
@@ -190,7 +190,7 @@ class Regressor:
         index = np.flatnonzero(self._rows_where(request, direct, quantises))
         if len(index):
             # The share is that on the most measured part of the die, so that no part is slower for more bandwidth.
-            home = self._at_home(request.take(index))
+            home = self._for_home_device(request.take(index))
             at_home = self._as_timed(home, direct)
             answers.move(index, log_product_share(home, at_home.log_time))
 
@@ -201,7 +201,7 @@ class Regressor:
         pairs, pair_of = request.combinations()
         return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
 
-    def _of_die(self, plan: Plan) -> bool:
+    def _rests_on_die(self, plan: Plan) -> bool:
         """Whether a plan rests on measurements of its die."""
         return plan.mode in ("direct", "sibling") and all(
             self.stacks[t.stack].figures.same_kernels(t.figures) or self.stacks[t.stack].figures == t.home

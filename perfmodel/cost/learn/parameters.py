@@ -94,9 +94,8 @@ def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, 
     """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
     physics = FAMILIES[family].physics(xp, inputs.shape, inputs.machine)
 
-    # Inputs that every family has: work, its time at the nominal rates, and their balance. The times are without tiles
-    # and waves: what these add is a feature of its own (the ratio of FLOPs below), so that the regressor may believe in
-    # it more or less.
+    # Inputs that every family has: work, its time at the nominal rates, and their balance. The times ignore tiles and
+    # waves, whose effect is a separate feature (the ratio of FLOPs below), so that the regressor can weigh it.
     compute_s = physics.flops / inputs.machine.peak + physics.vector_ops / vector_rate(xp, inputs.machine)
     memory_s = physics.bytes / inputs.machine.bandwidth
     common_features = [
@@ -132,8 +131,8 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
 
-    # What the stack learned at the two nodes on either side of the shape, axis by axis, linear between them. The upper
-    # end is cut a little so that a node lies above it.
+    # For each axis, interpolate linearly between the stack's values at the two nodes on either side of the shape. The
+    # upper end is cut a little so that a node lies above it.
     for number, axis in enumerate(FAMILIES[family].axes):
         place = (xp.clip(clipped[:, number], axis.low, axis.high - 1e-3) - axis.low) * axis.nodes_per_doubling
         node = xp.floor(place).astype(np.int32)
@@ -197,7 +196,7 @@ def log_time_and_positions(
     correction = residual(xp, family, params, z, positions, inputs.stack)
     log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
 
-    # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
+    # If the host's launch hides the kernel, measurements do not show its time, and the base time is used.
     trust = kernel_share_of_time(xp, log_kernel, log_floor)
 
     # On another part of the die the correction stays: clocks and bandwidth change the base time alone.

@@ -141,7 +141,7 @@ def make_plan(
     home = home_of(stacks, figures)
     if home != figures:
         plan_at_home = make_plan(stacks, home, kind, request.source, request.software, direct=direct)
-        return plan_at_home and _moved(plan_at_home, stacks, home, figures)
+        return plan_at_home and _plan_for_part(plan_at_home, stacks, home, figures)
 
     # 1. A stack of the device that has the kind.
     eligible = [i for i in on_die if request.source is None or stacks[i].source == request.source]
@@ -150,7 +150,7 @@ def make_plan(
         eligible = [i for i in on_die if stacks[i].source not in UNDER_LOAD] or on_die
     having = sorted((i for i in eligible if kind in stacks[i].kinds), key=request.order.__getitem__)
     if having and direct:
-        return Plan("direct", _shared(request, having))
+        return Plan("direct", _mean_over_die(request, having))
 
     # 2. A related kind on the device times a ratio from other devices; for backward of attention, first its forward.
     by_forward = _by_own_forward(request)
@@ -158,11 +158,11 @@ def make_plan(
         return by_forward
     ratio = ratio_plan(request, eligible)
     if ratio is not None:
-        return _sibling(request, ratio) or ratio
+        return _sibling_plan(request, ratio) or ratio
 
     # 3. Related devices, by the kind itself or through its forward, whichever was timed on more similar devices.
-    related, forward = _related(request), _through_forward(request)
-    if related is None or forward is None or _nearest(forward, request) <= _nearest(related, request):
+    related, forward = _related_plan(request), _through_forward(request)
+    if related is None or forward is None or _mean_similarity(forward, request) <= _mean_similarity(related, request):
         return related
     return forward
 
@@ -193,7 +193,7 @@ def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
     return larger_part(figures.name) or figures.nominal
 
 
-def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
+def _mean_over_die(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
     """Terms of the mean over a die's devices that have a kind, leaving out devices whose best stack suits it less.
 
     Args:
@@ -217,7 +217,7 @@ def _shared(request: KernelRequest, having: Sequence[int]) -> tuple[Term, ...]:
     return tuple(Term(share, i, request.kind, request.figures, home=stacks[i].figures) for i in as_good)
 
 
-def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
+def _plan_for_part(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
     """The plan of one part of a die for another part of it."""
     terms = [t._replace(figures=figures, home=t.at) if t.figures == home else t for t in plan.terms]
     # The first term decides provenance and interval: a stack of the device itself, if there is one.
@@ -266,7 +266,7 @@ def _through_forward(request: KernelRequest) -> Plan | None:
     ratio = _pass_ratio(request)
     if request.kind.pass_ == "fwd" or not ratio:
         return None
-    base = _related(request.forward)
+    base = _related_plan(request.forward)
     return base and Plan(base.mode, (*base.terms, *ratio))
 
 
@@ -287,7 +287,7 @@ def _pass_ratio(request: KernelRequest) -> tuple[Term, ...]:
     return Term(1.0, donor, kind, donor_figures), Term(-1.0, donor, forward, donor_figures)
 
 
-def _nearest(plan: Plan, request: KernelRequest) -> float:
+def _mean_similarity(plan: Plan, request: KernelRequest) -> float:
     """Mean similarity between the requested device and those that a plan takes times from."""
     moved_terms = [t for t in plan.terms if not request.stacks[t.stack].figures.same_kernels(t.figures)]
     return sum(
@@ -331,7 +331,7 @@ def ratio_plan(request: KernelRequest, among: Sequence[int]) -> Plan | None:
     return Plan("ratio", best_terms) if best_terms else None
 
 
-def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
+def _sibling_plan(request: KernelRequest, ratio: Plan) -> Plan | None:
     """The kind itself on devices of the same silicon, if that predicts better than a ratio; else None."""
     stacks, figures = request.stacks, request.figures
     reference, donor = ratio.terms[:2]
@@ -341,7 +341,7 @@ def _sibling(request: KernelRequest, ratio: Plan) -> Plan | None:
     for i, stack in enumerate(stacks):
         if stack.figures.same_silicon(figures) and not stack.figures.same_kernels(figures):
             same_silicon.add(i)
-    siblings = _related(request, among=same_silicon)
+    siblings = _related_plan(request, among=same_silicon)
     if siblings is None:
         return None
 
@@ -361,7 +361,7 @@ class _Donor(NamedTuple):
     stack: int
 
 
-def _related(request: KernelRequest, among: Collection[int] | None = None) -> Plan | None:
+def _related_plan(request: KernelRequest, among: Collection[int] | None = None) -> Plan | None:
     """The mean over the most similar devices that have a kind, each by its best stack.
 
     Args:

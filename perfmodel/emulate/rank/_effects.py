@@ -178,7 +178,7 @@ def on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float]
     """
     if device is None:
         return lambda issued_s: issued_s, effect
-    # An event marks the kernels queued before the call; the CPU runs ahead of the GPU, and only the event tells when
+    # An event marks the kernels queued before the call; the CPU runs ahead of the GPU, and only the event shows when
     # they are done.
     event = device.Event()
     event.record()

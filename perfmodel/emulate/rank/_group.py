@@ -261,7 +261,7 @@ class EmulatedGroup(_ProcessGroup):
         call_name = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
         # The watchdog reads this where a rank hangs.
         record.tell(call_name)
-        # What the real ranks among the members must agree on before the call begins.
+        # The real ranks among the members must agree on this before the call begins.
         agreed, alive, meets = call, self.members, self._real_members
         # The two sides of a message must agree on its size, not on who sends.
         if peer is not None:

@@ -72,7 +72,7 @@ class _Installed:
         """Wrap the creation of a group so that the library's threads have priority on the rank's core."""
 
         def made(*arguments: Any, **named: Any) -> Any:
-            # gloo's threads are its own, so the new ones are told by difference.
+            # gloo starts its threads itself, so new threads are found by comparing the lists before and after.
             before = own_threads()
             group = make(*arguments, **named)
             if self._orders.pinned:

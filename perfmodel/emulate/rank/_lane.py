@@ -47,16 +47,16 @@ class EmulatedWork(dist.Work):
 
     def finish(self, error: Exception | None = None) -> None:
         """Release the waiters."""
-        # Under the lock, so that a future asked for at this moment is told exactly once.
+        # Under the lock, so that a future that is requested at this moment is completed exactly once.
         self._error = error
         # The tensors of the effect belong to the script again.
         self.effect = _nothing
         with self._asked:
             self._done.release()
             if self._future is not None:
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._error is None:
             self._future.set_result(self._result)
         else:
@@ -83,7 +83,7 @@ class EmulatedWork(dist.Work):
             if self._future is None:
                 self._future = torch.futures.Future()
                 if self.is_completed():
-                    self._tell()
+                    self._notify()
         return self._future
 
     def is_completed(self) -> bool:
@@ -176,7 +176,7 @@ class Lane:
                 # Data first, time after: what moving the data takes is part of the wait that follows.
                 plan = work.plan()
                 work.effect()
-                # What emulating takes by itself is taken off, unless it passes unseen behind the call before.
+                # The time of emulation itself is subtracted, unless the previous call hides it.
                 noted.delay_s, comes_s = plan.delay_s, max(noted.issued_s, plan.start_s)
                 # A communicator serves one call at a time, so a call begins when the one before has ended.
                 noted.start_s = max(comes_s, self._free_s)

@@ -65,8 +65,8 @@ class RankRun:
             inside: Any = self.marks[(self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)]
             span_s = float(end.wall_s - start.wall_s)
             # Forward is the rest: scripts mark no forward pass.
-            backward_s = _between(inside, "backward", "backward_end")
-            optimizer_s = _between(inside, "optimizer", "iteration_end")
+            backward_s = _seconds_between(inside, "backward", "backward_end")
+            optimizer_s = _seconds_between(inside, "optimizer", "iteration_end")
             # Processor time of the thread: what is left of the iteration it spent waiting, of which communication
             # explains at most its own length.
             own_s = float(end.thread_s - start.thread_s)
@@ -126,7 +126,7 @@ class EmulatedRun:
 
     def iteration_s(self) -> Float[np.ndarray, " iterations"]:
         """Time of each iteration after the first `_WARM_UP`, on its slowest rank."""
-        table = _steady(self.iterations())
+        table = _steady_iterations(self.iterations())
         if not len(table):
             raise EmulationError(
                 "the script made fewer than two optimizer steps, so no iteration can be timed; run more steps"
@@ -144,7 +144,7 @@ class EmulatedRun:
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.ranks),
             "training_memory_bytes": max(rank.training_bytes for rank in self.ranks),
         }
-        steady = _steady(self.iterations())
+        steady = _steady_iterations(self.iterations())
         if not len(steady):
             return summary | {"iterations": 0}
         spans_s = _slowest_s(steady)
@@ -158,7 +158,7 @@ class EmulatedRun:
         }
 
 
-def _steady(table: "pd.DataFrame") -> Any:
+def _steady_iterations(table: "pd.DataFrame") -> Any:
     """Iterations without the first ones, if there are enough others."""
     return table[table.iteration > _WARM_UP] if len(table) and table.iteration.max() > 2 * _WARM_UP else table
 
@@ -230,7 +230,7 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
     return replace(rank, collectives=pd.DataFrame(columns).reset_index(drop=True))
 
 
-def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
+def _seconds_between(marks: "pd.DataFrame", first: str, last: str) -> float:
     """Seconds between marks of two names, summed over their pairs in order."""
     # A pass that is cut off by the end of the record has no pair.
     starts, ends = (marks[marks.name == name].wall_s.to_numpy() for name in (first, last))

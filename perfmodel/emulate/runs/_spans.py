@@ -141,7 +141,7 @@ class _Cutter:
         self._waited.update(pending)
         if end_s > self._start_s or self._after:
             self._close(end_s)
-        # What the thread does when the last is done stays with the next span.
+        # Time after the last completed call counts towards the next span.
         self._start_s, self._after = max(self._start_s, min(moment_s, done_s)), tuple(pending)
         if moment_s - self._start_s >= _BEHIND_S:
             self._start_s = moment_s

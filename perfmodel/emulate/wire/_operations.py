@@ -169,7 +169,7 @@ class Operation:
         """Return the buffer for the data of the real rank's next message."""
         pair = self.pairs[peer]
         place = pair.places.pop(first_clear(pair.arrived), None)
-        # What is not remembered only needs somewhere to go; of another size it is refused when it is there.
+        # Data that are not needed later still need a buffer; data of another size are refused on arrival.
         if place is None or place.nbytes != nbytes:
             return Incoming(scrap, nbytes)
         return place
@@ -272,8 +272,8 @@ class Operation:
             data = self._kept.get(key)
             return zeros(nbytes) if data is None or not data.complete else data
         # gloo exchanges one message each way with every rank, an empty one too (alltoallv.cc), and passes an
-        # all-gather's on in a ring. Half of the time it asks before it offers its own, so an offer that has not come
-        # says nothing.
+        # all-gather's on in a ring. Half of the time it asks before it offers its own, so a missing offer does not show
+        # that the peer is not ready.
         source = self._source()
         data = None if source is None else source._kept.get(key)
         if data is None:

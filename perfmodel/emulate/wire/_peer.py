@@ -45,7 +45,7 @@ def main() -> int:
         "compiled": peer.compiled,
         "cpu_s": time.process_time() - cpu_s,
         "wall_s": time.perf_counter() - begin_s,
-        # Whoever waits for the failure reads one line at the end, which must fit into a pipe.
+        # The reader of the failure gets one line at the end, which must fit into a pipe.
         "operations": [] if failure else peer.log(),
     }
     print(json.dumps(result), flush=True)

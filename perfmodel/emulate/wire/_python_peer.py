@@ -108,7 +108,7 @@ class Peer:
         self._waiting: dict[tuple[str, tuple[int, ...]], list[socket.socket]] = {}
         self._reals: dict[int, tuple[Conditions, Links]] = {}
         self._groups: list[Group] = []
-        # What may act now stands in a queue, what is due later in a heap: NeuronaBox polls its operations in turn
+        # Operations that can act now are in a queue, later ones in a heap: NeuronaBox polls its operations in turn
         # (section 2.2), here only those with something to do.
         self._runnable: deque[_Entry] = deque()
         self._due: list[tuple[float, int, _Entry]] = []
@@ -180,7 +180,7 @@ class Peer:
             granted_s = operation.try_receive(end.peer, pair, now_s)
             sent_s = operation.try_send(end.peer, pair, now_s, self._zeros_of)
             if granted_s <= now_s and operation.kind == "all_gather":
-                # What one neighbour gets is what the other sends.
+                # One neighbour receives what the other sends.
                 self._enqueue_ring(end.group, operation.slot)
             again_s = min(granted_s, sent_s)
             if again_s <= now_s:
@@ -232,7 +232,7 @@ class Peer:
             self._stalled.discard(end)
             return
         self._watch(end)
-        # What has come may be what others wait to pass on.
+        # The received data may be what other operations wait to pass on.
         for waiting in [*self._stalled]:
             waiting.connection.flush()
             self._watch(waiting)
@@ -290,7 +290,7 @@ class Peer:
         if wrong:
             raise EmulationError(wrong)
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
-        # The emulated ranks come when the real one does, but for what a what-if adds.
+        # Emulated ranks arrive together with the real one, except for delays of a what-if.
         late_s = conditions.late_s(now_s, len(group.members) - 1) + conditions.extra_s(kind, 0)
         slot, begin_s = header.slot, now_s + late_s
         operation = Operation(
@@ -324,7 +324,7 @@ class Peer:
     def _join(self) -> None:
         """Handle a real rank's announcement of a group, and answer with the addresses of the other ranks."""
         connected, _ = self._join_listener.accept()
-        # Whoever reaches the port must neither hold up the ranks nor learn anything.
+        # A stranger who connects to the port must neither delay the ranks nor learn anything.
         connected.settimeout(_JOIN_S)
         with connected, connected.makefile("rw") as line:
             try:
@@ -365,13 +365,13 @@ class Peer:
             return
         del self._waiting[name, members]
         for rank_connected in waiting:
-            # A rank that has ended meanwhile is told by whoever watches the ranks.
+            # The process that watches the ranks reports a rank that has ended.
             with rank_connected, suppress(OSError):
                 rank_connected.sendall(b"true\n")
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
-        # Whoever calls by an unknown number is none of ours.
+        # A caller with an unknown number does not belong to this run.
         number = called_as(connected)
         if number not in self._expected:
             connected.close()

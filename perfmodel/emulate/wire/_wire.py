@@ -53,7 +53,7 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
     class OnTheWire(library):
         def __init__(self, store: Any, place: int, size: int, timeout: timedelta | None = None) -> None:
             # The library asks the store where its peers listen. For emulated ranks the answer is written there
-            # beforehand: they all listen at the peer process, told apart by number.
+            # beforehand: they all listen at the peer process and differ by number.
             ranks = members()
             joined = join(orders, ranks)
             store = c10d.PrefixStore("wire", store)

@@ -114,8 +114,8 @@ def _no_file(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
-    # Of the four engines FSDP is written: DeepSpeed's and Megatron's own files
-    # say more than Accelerate's blocks of them.
+    # Of the four engines only FSDP is written, because DeepSpeed's and Megatron's own files are more complete than
+    # Accelerate's blocks for them.
     if any(fields[name] > 1 for name in ("tp", "pp")):
         raise LaunchFileError("tp and pp: this file is written for FSDP, which has neither; use tp=1,pp=1")
     if fields["zero"] == 0:
@@ -174,7 +174,7 @@ ACCELERATE: Final = LaunchFormat(
     framework=_framework,
     table=(
         *_WORLD,
-        # What is sharded, and where states lie: the answer of one of four engines.
+        # One of four engines decides what is sharded and where states are kept.
         Rule(keys=(*_ZERO, _DTYPE, *_COPIES), read=_zero, write=_write_zero),
         Rule(keys=_OFFLOADS, read=_offload),
         key(_DTYPE, "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}), default="fp32"),
@@ -280,7 +280,7 @@ def with_deepspeed_file(source: Source, folder: Path) -> tuple[Source, LaunchFor
     of_file = included_entries(read_json(file.text, str(file.path)).entries, file.path, named.line)
     merged = dict(source.entries)
     for key_of_file, entry in of_file.items():
-        # What DeepSpeed's file leaves open Accelerate fills in from its own keys.
+        # Accelerate's own keys fill in what DeepSpeed's file leaves open.
         if entry.value != AUTO or key_of_file not in merged:
             merged[key_of_file] = entry
     return replace(source, entries=_with_precision(merged)), ACCELERATE_AND_DEEPSPEED

@@ -140,7 +140,7 @@ def read_arguments(
         *(
             f"{setting} was taken from your shell's environment, which may differ from the cluster's"
             for setting in script.from_environment
-            # What the caller writes before the script's name is not taken from anywhere.
+            # Variables that the caller writes before the script's name do not come from the environment.
             if setting.partition("=")[0] not in (variables or {})
         ),
     ]
@@ -328,7 +328,7 @@ def command_entries(argv: Sequence[Word], known: frozenset[str], switches: froze
         of_launcher = script is not None and i < script
         if word.text.startswith("--") and len(word.text) > 2:
             name = _in_full(_name(word.text), known)
-            # Before the script stand options of schedulers, containers and the like.
+            # Options of schedulers and containers may precede the script.
             if of_launcher and name not in LAUNCHING:
                 name = ""
                 continue

@@ -117,7 +117,7 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
     return stated
 
 
-def _further(settings: Mapping[str, Any]) -> Fields:
+def _further_fields(settings: Mapping[str, Any]) -> Fields:
     return objective_fields(settings["rl"], "rl") if is_on(settings["rl"]) else {}
 
 
@@ -149,7 +149,7 @@ AXOLOTL: Final = LaunchFormat(
     marks=("sequence_len", "sample_packing", "base_model"),
     table=(
         WORLD_RULE,
-        # What is trained on what (src/axolotl/utils/schemas/config.py).
+        # Keys of the model and of training (src/axolotl/utils/schemas/config.py).
         read_only("base_model", "model", TEXT),
         key("sequence_len", "seq_len", default=512, write=lambda fields: {}),
         Rule(
@@ -191,7 +191,7 @@ AXOLOTL: Final = LaunchFormat(
         Rule(keys=_CUT, read=_cut_loss, optional=_CUT),
         Rule(keys=("activation_offloading",), read=_offloaded_inputs),
         Rule(keys=("torch_compile",), read=lambda settings: {}),
-        Rule(keys=("rl",), read=_further),
+        Rule(keys=("rl",), read=_further_fields),
         # ring attention of the ring-flash-attn package
         Rule(
             keys=_CONTEXT,

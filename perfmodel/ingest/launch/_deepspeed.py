@@ -269,8 +269,8 @@ DEEPSPEED: Final = LaunchFormat(
     frameworks=("deepspeed",),
     marks=("zero_optimization.*", "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
     table=(
-        # Of batch, micro-batch and accumulation any two give the third
-        # (deepspeed/runtime/config.py, `_set_batch_related_parameters`).
+        # Any two of batch, micro-batch and accumulation determine the third (deepspeed/runtime/config.py,
+        # `_set_batch_related_parameters`).
         key("train_batch_size", "global_batch"),
         key("train_micro_batch_size_per_gpu", "micro_batch"),
         key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),

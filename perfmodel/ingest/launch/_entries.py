@@ -89,7 +89,7 @@ class Neighbours:
         Raises:
             LaunchFileError: it cannot be read.
         """
-        # What the script writes replaces a file of that name.
+        # A file that the script writes replaces an existing one of that name.
         file_name = Path(name).name
         if file_name in self.written:
             return NamedFile(self.folder / file_name, self.written[file_name])

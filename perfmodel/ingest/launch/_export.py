@@ -46,7 +46,7 @@ def comparable(layout: Layout) -> Layout:
     usual_order = Layout().order
     if _order_of_degrees(layout, layout.order) == _order_of_degrees(layout, usual_order):
         canonical = canonical.replace(order=usual_order)
-    # As many layers on every stage are said by one number; none at all is the same as no such setting.
+    # Equal numbers of layers on all stages are written as one number; 0 is the same as no setting.
     full_layers = canonical.recompute_full_layers
     if full_layers is not None:
         if len(set(full_layers)) == 1:
@@ -94,7 +94,7 @@ def export_launch(
     # The label says the stages as they will run, though the file leaves the cut to the framework.
     comments = [f"written by perfmodel: {_with_own_cut(form, layout, model).label}"]
     if form.elsewhere:
-        # What the format has no key for stands in a comment, which is read back.
+        # Fields without a key in the format are written into a comment, which is read back.
         unwritten = [f"{name}={getattr(layout, name)}" for name in form.elsewhere]
         comments.append("perfmodel: " + ",".join(unwritten))
     # The text is read back under this name: files that it includes lie beside the user's own.
@@ -240,7 +240,7 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
         got = got | stated
     lost = [name for name in got if expected[name] != got[name]]
     if lost:
-        # What is lost is named with why, and with the values that the framework would run instead.
+        # Name each lost field with the reason and the value that the framework would use instead.
         reasons = "; ".join(
             f"{name}={written(expected[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
             for name in lost
@@ -277,7 +277,7 @@ def merged(form: LaunchFormat, fields: Fields, template: Path | str, *, stays: b
         own_notation = {key: source.written[place] for key, place in places.items()}
         values = _with_own_notation(form, fields, values, settings, own_notation)
 
-    # The values replace those of the file, whose other settings stay but for those of layouts and models.
+    # The values replace those of the file. Its other settings stay, except those of layouts and models.
     placed = {places.get(key, wrapper + key): value for key, value in values.items()}
     replaced: set[str] = set()
     for rule in form.table:
@@ -340,7 +340,7 @@ def without_model(fields: Fields) -> Fields:
     return {key: value for key, value in fields.items() if not key.startswith(PARTS_OF_MODEL)}
 
 
-def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:
+def _fields_written(rule: Rule, stated: Mapping[str, Any]) -> Fields:
     settings = rule.said(stated)
     try:
         return rule.read(settings) if settings else {}
@@ -350,7 +350,7 @@ def _said(rule: Rule, stated: Mapping[str, Any]) -> Fields:
 
 def _says(rule: Rule, stated: Mapping[str, Any], fields: Fields) -> bool:
     """Whether values agree with all fields that they state, and state at least one."""
-    written = _said(rule, stated)
+    written = _fields_written(rule, stated)
     if "model" in written:
         return _same_model(written["model"], fields)
     return bool(written) and all(
@@ -366,7 +366,7 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
     """Whether a key that the format reads but does not write agrees with the fields."""
     owners = [rule for rule in form.table if key in rule.keys]
     for rule in owners:
-        written = _said(rule, {name: value for name, value in settings.items() if name in rule.keys})
+        written = _fields_written(rule, {name: value for name, value in settings.items() if name in rule.keys})
         claimed = {name: value for name, value in written.items() if not name.startswith(_NOT_WRITTEN)}
         if any(fields.get(name) != value for name, value in claimed.items()):
             return False
@@ -376,7 +376,7 @@ def _agrees(form: LaunchFormat, key: str, settings: Mapping[str, Any], fields: F
 def _names_model(form: LaunchFormat, settings: Mapping[str, Any], fields: Fields) -> bool:
     """Whether the file names the model of the fields instead of describing it."""
     for rule in form.table:
-        written = _said(rule, {key: value for key, value in settings.items() if key in rule.keys})
+        written = _fields_written(rule, {key: value for key, value in settings.items() if key in rule.keys})
         if "model" in written and _same_model(written["model"], fields):
             return True
     return False

@@ -78,7 +78,7 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
             )
         }
     fields = adapters.fields
-    # DoRA, VeRA, IA3 and the like also train little beside frozen weights: LoRA is the nearest of what is modelled.
+    # DoRA, VeRA and IA3 also train few weights beside frozen ones. LoRA is the closest modelled method.
     if word not in _LORA:
         fields["doubt.trained"] = f"what is trained may be wrong: {key} {kind} is predicted as LoRA"
     return fields

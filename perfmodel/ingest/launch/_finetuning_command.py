@@ -195,7 +195,7 @@ def _format_of_named_file(command: Command, neighbours: Neighbours) -> LaunchFor
 def _of_flag(name: str, entry: Entry) -> Entry:
     """The entry of a flag; words that mean no value leave it open."""
     if isinstance(entry.value, list) and name in ("config", "model", "deepspeed", *LAUNCHING):
-        # What follows the value of a flag that takes one stands for itself.
+        # A word after the value of a single-valued flag is a separate argument.
         return Entry(entry.value[0], entry.line)
     return entry
 
@@ -255,7 +255,7 @@ def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, 
     if is_complete or training.form is OWN_FORM:
         return {}, []
     name = _name_of_file(training)
-    # Programs of Python are no configurations, but for XTuner's.
+    # Python files are not configurations, except XTuner's.
     if name is not None and name.endswith(".py") and training.form is not XTUNER:
         return {}, []
     if name is None:

@@ -110,7 +110,7 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
     entries = dict(source.entries)
     if PLUGIN_FILE in entries:
         entries[_CONFIGURATION] = entries.pop(PLUGIN_FILE)
-    # The front end's own keys win over Accelerate's, and DeepSpeed's file over both but for what it leaves to `auto`.
+    # The front end's own keys win over Accelerate's, and DeepSpeed's file over both, except for `auto` values.
     accelerate = _accelerate_entries(entries, neighbours)
     entries = {key: entry for key, entry in entries.items() if not key.startswith(_OF_LAUNCHER)}
     if accelerate:
@@ -253,7 +253,7 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
     if _BY_NAME in inside and OWN_PROGRAM in merged and not _states_precision(merged, form):
         dtype = "bf16"
         merged[_PRECISION_UNSEEN] = inside[_BY_NAME]
-    # Without a switch of its own the Trainer trains as Accelerate is told.
+    # Without its own switch, the Trainer follows Accelerate's settings.
     launched = merged.pop(_PRECISION, None)
     if launched is not None and not _states_precision(merged, form):
         dtype = str(launched.value)

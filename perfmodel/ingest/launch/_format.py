@@ -88,7 +88,7 @@ class LaunchFormat:
         # The rest is what nobody understood. It is shown unless it is off, known to be harmless, or a default.
         unread = []
         for key, entry in entries.items():
-            # What a framework's own file of defaults says beside what is read here is what it does anyway.
+            # Settings of a framework's defaults file that are not read here describe its usual behaviour.
             if entry.included and Path(entry.included[0]).name == self.defaults_file:
                 continue
             if entry.is_default:

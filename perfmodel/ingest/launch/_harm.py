@@ -111,13 +111,13 @@ def is_harmless(key: str, patterns: Iterable[str] = ()) -> bool:
     """Whether a setting is known to have no effect, by the patterns of its format or those of all formats."""
     if any(fnmatchcase(key, pattern) for pattern in patterns):
         return True
-    name = _plain(key)
+    name = _normalised_key(key)
     return any(fnmatchcase(name, pattern) for pattern in HARMLESS)
 
 
 def harm_of(key: str) -> Harm:
     """The part of a prediction that may be wrong because a setting of this name was not read."""
-    name = _plain(key)
+    name = _normalised_key(key)
     for phrase, harm in _PHRASES:
         if phrase.search(name):
             return harm
@@ -152,7 +152,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
-def _plain(key: str) -> str:
+def _normalised_key(key: str) -> str:
     """A name in lower case with hyphens; of a nested key only the last two parts.
 
     Tables further out hold settings of every kind and say nothing.

@@ -86,10 +86,10 @@ def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
     for key, entry in source.entries.items():
         is_derived = any(fnmatchcase(key, pattern) for pattern in _DERIVED)
         needs_both = key.startswith("encoder") and "t5" in program
-        # A size at its default, as of latent attention, says nothing: a switch that is off goes with it.
+        # A size at its default (of latent attention, say) has no meaning if the switch that belongs to it is off.
         if not entry.is_default and (not is_derived or needs_both):
             stated[key] = entry
-    # What is left is what a table of arguments in YAML holds.
+    # The rest has the form of a YAML table of arguments.
     arguments = megatron_arguments(replace(source, entries=stated))
     if arguments is None:
         raise LaunchFileError(

@@ -76,7 +76,7 @@ def perfmodel_built(config, chosen):
 
 '''
 HOOKS: Final[dict[str, tuple[str, str]]] = {
-    # A parser without arguments gives the defaults, so that what the user set can be told from them.
+    # A parser without arguments gives the defaults, which distinguishes them from what the user set.
     "megatron": (
         "Megatron-LM or Megatron-Core: after initialize_megatron(), as in pretrain() of megatron/training/training.py",
         """\

@@ -221,7 +221,7 @@ def _assumptions(
     known = stated.defaults | stated.fields
     assumed = _assumed(stated, overrides, framework_label)
     assumed += [text for key, text in known.items() if key.startswith("note.") and key != "note.vocabulary"]
-    # A model that is given or named has a vocabulary of its own, whatever the tokenizer is called.
+    # A model that is given or named has its own vocabulary, whatever the name of the tokenizer.
     if model is not None and overrides.model is None and "model" not in known:
         assumed += [*_assumed_sizes(stated, framework_label), *_assumed_vocabulary(stated)]
     if not any(key in known for key in _BATCHES) and not _has(overrides, "micro_batch"):
@@ -352,24 +352,25 @@ def _degrees(known: Fields, overrides: Overrides, place: str, *, accumulation_is
 
     # Frameworks differ in what they call a batch: of a device, of a replica, or of a pass through the pipeline.
     if local is None and "device_batch" in known:
-        local = _even(known["device_batch"] * group, place, "sequences per replica")
+        local = _whole_quotient(known["device_batch"] * group, place, "sequences per replica")
     if micro is None and local is not None:
-        # What a replica works on between two accumulations passes the pipeline
-        # in pieces, if there is a pipeline at all.
+        # With a pipeline, a replica's samples between two accumulations pass through it in several pieces.
         micro = local
         if pp > 1 and "pipeline_micro_batches" in known:
-            micro = _even(local / known["pipeline_micro_batches"], place, "sequences per micro-batch of the pipeline")
+            micro = _whole_quotient(
+                local / known["pipeline_micro_batches"], place, "sequences per micro-batch of the pipeline"
+            )
     if pp > 1 and "pipeline_micro_batch" in known:
         micro = known["pipeline_micro_batch"]
     per_pass = local or micro
     if total is None and per_pass is not None:
         total = per_pass * dp * (accum or 1)
     if micro is None and total is not None and accum is not None:
-        micro = _even(total / (dp * accum), place, "global batch / (replicas * accumulation)")
+        micro = _whole_quotient(total / (dp * accum), place, "global batch / (replicas * accumulation)")
     return _Degrees(dp, dp * group, micro, total)
 
 
-def _even(number: float, place: str, description: str) -> int:
+def _whole_quotient(number: float, place: str, description: str) -> int:
     if number < 1 or not float(number).is_integer():
         raise LaunchFileError(
             f"{place}: {description} is {number:g}, which is not a whole number; change the batch sizes"

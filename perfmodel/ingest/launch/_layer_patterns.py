@@ -15,7 +15,7 @@ def layer_list(text: Any) -> list[int]:
     # Megatron-Core gives the text to `eval` (megatron/training/arguments.py); a stranger's file is only parsed here,
     # and of Python's expressions sums and repetitions of lists are all that patterns need.
     try:
-        value = _listed(ast.parse(str(text).strip().strip("'\""), mode="eval").body)
+        value = _evaluated_list(ast.parse(str(text).strip().strip("'\""), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         value = None
     if not isinstance(value, list):
@@ -23,15 +23,15 @@ def layer_list(text: Any) -> list[int]:
     return value
 
 
-def _listed(node: ast.AST) -> list[int] | int:
+def _evaluated_list(node: ast.AST) -> list[int] | int:
     # Only what patterns are made of: numbers, lists, sums and repetitions of lists. Anything else is no pattern.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.List):
-        numbers = [_listed(element) for element in node.elts]
+        numbers = [_evaluated_list(element) for element in node.elts]
         return [number for number in numbers if isinstance(number, int)]
     if isinstance(node, ast.BinOp):
-        lhs, rhs = _listed(node.left), _listed(node.right)
+        lhs, rhs = _evaluated_list(node.left), _evaluated_list(node.right)
         if isinstance(node.op, ast.Add) and isinstance(lhs, list) and isinstance(rhs, list):
             return lhs + rhs
         if isinstance(node.op, ast.Mult):
@@ -88,13 +88,13 @@ def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
     # shared with feed-forwards. Another order gives other stages on a pipeline, so that it is followed to the letter.
     attention = round(layers * attention_ratio)
     feed_forward = round(layers * mlp_ratio)
-    kinds = _spread(["M"] * layers, "*", (layers - attention) / (attention + 1))
+    kinds = _spaced_layers(["M"] * layers, "*", (layers - attention) / (attention + 1))
     if feed_forward:
-        kinds = _spread(kinds, "-", (layers - attention - feed_forward) / feed_forward)
+        kinds = _spaced_layers(kinds, "-", (layers - attention - feed_forward) / feed_forward)
     return "".join(kinds)
 
 
-def _spread(kinds: list[str], kind: str, distance: float) -> list[str]:
+def _spaced_layers(kinds: list[str], kind: str, distance: float) -> list[str]:
     """Replace Mamba layers by another kind, with this many Mamba layers in between."""
     spread = list(kinds)
     until_next = distance

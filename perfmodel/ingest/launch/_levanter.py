@@ -105,7 +105,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         if f"model.{name}" in settings:
             fields[field] = FLAG.read(settings[f"model.{name}"])
     experts = settings.get("model.num_local_experts", settings.get("model.n_routed_experts"))
-    # Of the types that are read only Mixtral routes tokens; all its feed-forwards are experts.
+    # Only Mixtral routes tokens among the types that are read; all of its feed-forwards are experts.
     if kind == "mixtral":
         fields["experts.count"] = WHOLE.read(experts or 8)
         fields["experts.topk"] = WHOLE.read(settings.get("model.num_experts_per_tok", 2))

@@ -63,7 +63,7 @@ def maxtext_command(
         )
     if not best:
         return None
-    entries, notes = _of_file(base, Neighbours(Path(place).parent, script.files))
+    entries, notes = _entries_of_file(base, Neighbours(Path(place).parent, script.files))
     chips, slices = _chips_and_slices(script.commands)
     best = over_slices(best, slices)
     for command in script.commands:
@@ -181,7 +181,7 @@ def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:
     return file, settings
 
 
-def _of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
+def _entries_of_file(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
     """The entries of the file that a command names, if it is in the script's folder; else a note, unless it holds
     MaxText's own defaults."""
     file = neighbours.find(name)

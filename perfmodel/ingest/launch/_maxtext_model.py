@@ -128,7 +128,7 @@ def _sizes(settings: Mapping[str, Any]) -> Fields:
         # Older files count query heads and those of keys together.
         default = settings.get("base_num_heads") if name.endswith("_heads") else None
         stated = settings.get(name, default)
-        # What is not stated is `base.yml`'s, but for a scale that enlarges it too.
+        # Unstated values are those of `base.yml`, unless a scale enlarges them too.
         if stated is not None or scale > 1:
             size = _SIZES[name] if stated is None else stated
             fields[field] = factors.get(name, 1) * WHOLE.read(size)
@@ -197,7 +197,7 @@ def _block(settings: Mapping[str, Any]) -> Fields:
             "model.bias": True,
             "experts.router_bias": True,
         }
-    # Chunks of attention but for every n-th layer, which has no rotary positions either.
+    # Chunked attention, except in every n-th layer, which has no rotary positions either.
     if kind == "llama4":
         fields: Fields = {}
         chunk = _size(settings, "chunk_attn_window_size", 0)

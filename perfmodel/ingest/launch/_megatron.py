@@ -118,7 +118,7 @@ def _zero(settings: Mapping[str, Any]) -> Fields:
     # than the one asked for. Megatron-DeepSpeed.
     if "zero-stage" in settings:
         return stage_as_it_runs(WHOLE_OR_NONE.read(settings["zero-stage"]), "bf16" if settings.get("bf16") else "")
-    # The element type is a key of this rule for DeepSpeed's sake; alone it says nothing of sharding.
+    # The element type is a key of this rule because of DeepSpeed. By itself it does not imply sharding.
     if not set(settings) - {"bf16"}:
         return {}
     # PyTorch's fully_shard, which Megatron-Core applies to gradients and weights alike.
@@ -315,7 +315,7 @@ _TABLE: Final = (
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
     key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),
-    # Of forks that are started by MPI.
+    # Forks that are started by MPI.
     read_only("world-size", "devices"),
     *FORKS,
     *(replace(rule, fields=rule.fields or ("model.",)) for rule in MODEL),

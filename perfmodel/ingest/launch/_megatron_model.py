@@ -337,7 +337,7 @@ def _kind(arguments: Mapping[str, Any]) -> Fields:
     program = PurePosixPath(str(arguments.get(SCRIPT, "")))
     if trains_nothing(program):
         raise BadValue(f"must be a program that trains; {program.name} converts checkpoints, generates or evaluates")
-    # The arguments of BERT, T5 and GPT are the same: only the name of the program tells them apart.
+    # The arguments of BERT, T5 and GPT are the same: only the name of the program distinguishes them.
     name = program.stem.lower().replace("-", "_")
     parts = name.split("_")
     # BERT trains on pairs of sentences (token types) with a pooler and a head for masked words.

@@ -154,7 +154,7 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
             return {}
         stated = [WHOLE_OR_NONE.read(settings[name]) if name in settings else None for name in ends]
         all_layers = WHOLE.read(settings[layers])
-        # An end without a number of its own shares the rest with the stages between.
+        # A first or last stage without a stated number shares the remaining layers with the inner stages.
         equal_stages = stated.count(None) + pp - 2
         remaining_layers = all_layers - sum(number or 0 for number in stated)
         if (

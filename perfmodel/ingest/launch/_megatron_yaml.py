@@ -177,7 +177,7 @@ def _of_primus(entries: Entries, table: str) -> dict[str, Entry]:
     if model is None or "hidden_size" in overridden:
         return stated
     stated |= primus_arguments(str(value_with_defaults(model.value)).removesuffix(".yaml"), model)
-    # What is overridden of the model that is named would be lost beside its name.
+    # Changes to a named model would be lost if only its name were kept.
     for name in _OF_MODELS & set(overridden):
         entry = overridden[name]
         # Under a name that no rule knows it is reported as unread, and its words make it one about the model.

@@ -148,7 +148,7 @@ NANOTRON: Final = LaunchFormat(
         key("tokens.micro_batch_size", "micro_batch"),
         key("tokens.batch_accumulation_per_replica", "grad_accum", default=1, write=_accumulation),
         key("tokens.sequence_length", "seq_len"),
-        # What the optimizer keeps and shards.
+        # Optimizer states and their sharding.
         key("optimizer.zero_stage", "zero", WHOLE_OR_NONE, write=_zero),
         read_only("optimizer.optimizer_factory.name", "optimizer", OPTIMIZER),
         key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
@@ -193,7 +193,7 @@ NANOTRON: Final = LaunchFormat(
         "model.dropout": False,
     },
     harmless=(
-        # Tables that hold nothing of a step.
+        # Tables without settings of a step.
         "checkpoints.*",
         "data_stages",
         "data_stages.*",

@@ -126,7 +126,7 @@ _MODEL: Final = (
 
 
 def _nemo_world(settings: Mapping[str, Any]) -> Fields:
-    # Lightning also takes "auto" or a list of indices here, which say nothing of the devices of a job.
+    # Lightning also takes "auto" or a list of indices here, which do not state the devices of a job.
     per_node = settings.get("trainer.devices")
     if not isinstance(per_node, int):
         return {}
@@ -440,7 +440,7 @@ BRIDGE: Final = LaunchFormat(
         *latent_rules(_name),
     ),
     harmless=(
-        # Tables that hold nothing of a step: seeds, learning rates, data, logs, checkpoints, health of nodes.
+        # Tables without settings of a step: seeds, learning rates, data, logs, checkpoints, health of nodes.
         "rng.*",
         "train.*",
         "scheduler.*",

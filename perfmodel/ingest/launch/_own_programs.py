@@ -86,7 +86,7 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
         renamed["deepspeed"] = Entry(True, renamed["zero_stage"].line)
         if not {"bf16", "fp16", "dtype", "torch_dtype"} & set(renamed):
             renamed["bf16"] = Entry(True, renamed["zero_stage"].line)
-    # A batch of the whole step beside one of a device are what DeepSpeed itself is told.
+    # A batch of the whole step together with one per device are the settings that DeepSpeed receives.
     if "train_batch_size" in renamed and MICRO in renamed and ACCUMULATION not in renamed:
         renamed["train_micro_batch_size_per_gpu"] = renamed.pop(MICRO)
     renamed.pop("module", None)
@@ -114,7 +114,7 @@ def refuse_several_models(entries: Mapping[str, Entry], place: str) -> None:
         actor = str(entries["hf_checkpoint"].value)
     if actor is None:
         return
-    # What the command says of the actor's own training is handed back as the question to ask.
+    # The error suggests the flags that predict the actor's own training.
     flags = [f"--model {'NAME' if undefined(actor) else actor}", f"--devices {_devices(entries)}"]
     for flag, names in _ASKED.items():
         flags.append(f"--{flag} {_stated(entries, *names)}")

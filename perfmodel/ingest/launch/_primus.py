@@ -95,7 +95,7 @@ def primus_command(
         file = _file_of(command)
         if not file:
             continue
-        stated, notes = _of_file(file, place, Neighbours(Path(place).parent, script.files))
+        stated, notes = _entries_of_file(file, place, Neighbours(Path(place).parent, script.files))
         stated |= _overrides(command)
         entries = as_arguments(stated) | _world(command, job)
         return Source(place=place, entries=entries, notes=(*script.notes, *notes))
@@ -115,7 +115,7 @@ def _file_of(command: Command) -> str:
     return file if file.endswith(_FILE) else ""
 
 
-def _of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
+def _entries_of_file(name: str, place: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
     """Arguments that a Primus file states, or those implied by its name if the file is missing."""
     file = neighbours.find(name)
     if file is not None:

@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
 def parsed(
     options: Sequence[Option], given: Sequence[str], convert: Callable[[Any, str], Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Values of a script's arguments, and the given words that belong to none.
+    """Parse a script's arguments; returns their values, and the words that belong to no argument.
 
     Args:
         options: arguments that the script declares.
@@ -85,7 +85,7 @@ def parsed(
     parser = _Parser(add_help=False)
     values: dict[str, Any] = {}
     for declared in options:
-        # What is not given gets its default below, as defaults may be values that only the follower knows.
+        # Defaults are filled in below, because they may be values that argparse cannot represent.
         settings: dict[str, Any] = {"default": argparse.SUPPRESS}
         if not declared.is_positional:
             settings["dest"] = declared.destination

@@ -175,7 +175,7 @@ class Calls(Expressions):
     def _method_call(self, method: Method, positional: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         owner, name = method.owner, method.name
         if isinstance(owner, Thing):
-            return self._of_thing(owner, name, positional, keywords, node)
+            return self._call_of_object(owner, name, positional, keywords, node)
         changed = self._changed(owner, name, positional, keywords)
         return method_result(owner, name, positional, keywords) if changed is MISSING else changed
 
@@ -200,7 +200,7 @@ class Calls(Expressions):
             return usual if value is MISSING else value
         return MISSING
 
-    def _of_thing(
+    def _call_of_object(
         self, owner: Thing, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> Any:
         """The result of a method of an object from outside."""

@@ -184,7 +184,7 @@ def parse_launch(
         dtype=dtype,
         needs_layout=needs_layout,
     )
-    # What the caller states is not asked of the file, where it may depend on variables that nobody set.
+    # Values that the caller states are not read from the file, where they may depend on unset variables.
     stated, unread = form.read(source.entries, place, overrides.states)
     if overrides.model is None and source.recipe_model is not None:
         overrides = replace(overrides, model=changed_model(source.recipe_model, stated.fields, source.entries, place))
@@ -331,7 +331,7 @@ def _of_script(
         of_front_end = finetuning_command(text, place, arguments, variables)
         if of_front_end is not None:
             return of_front_end
-    # A wrapper of another script says nothing by itself: the user must know which file is missing.
+    # A wrapper of another script is useless by itself: the user must know which file is missing.
     script, _ = followed_script(text, place, arguments, variables)
     if script.absent and not any(script_at(command.argv, frozenset()) is not None for command in script.commands):
         several = len(script.absent) > 1

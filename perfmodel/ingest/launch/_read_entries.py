@@ -36,7 +36,7 @@ def read_toml(text: str, place: str) -> Source:
             section = header[1].replace('"', "") + "."
         elif key:
             lines.setdefault(section + key[1].replace('"', ""), number)
-    return _plain(_with_lines(data, lines), place)
+    return _source_of_entries(_with_lines(data, lines), place)
 
 
 def read_json(text: str, place: str) -> Source:
@@ -49,13 +49,13 @@ def read_json(text: str, place: str) -> Source:
         raise LaunchFileError(f"{place}: not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise broken(place, 1, "must hold one JSON object, {...}")
-    # JSON is YAML but for its tabs, and the reader of YAML knows lines.
+    # JSON without tabs is YAML, and the YAML reader knows line numbers.
     notes: list[str] = []
     lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), place, notes).items()}
-    return replace(_plain(_with_lines(data, lines), place), notes=tuple(notes))
+    return replace(_source_of_entries(_with_lines(data, lines), place), notes=tuple(notes))
 
 
-def _plain(entries: dict[str, Entry], place: str) -> Source:
+def _source_of_entries(entries: dict[str, Entry], place: str) -> Source:
     return Source(place=place, entries=entries, written={key: entry.value for key, entry in entries.items()})
 
 
@@ -115,7 +115,7 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
     entries_of_file = dict(entries_of_file)
     listed = entries_of_file.pop("defaults", Entry([], 0))
     names: list[Any] = listed.value if isinstance(listed.value, list) else []
-    # What comes later replaces what comes before; None stands for the file itself.
+    # Later files replace earlier ones; None stands for the file itself.
     order: list[_NamedFile | None] = []
     # MaxText: `base_config: base.yml` is loaded below the file (MaxText/pyconfig.py).
     base = entries_of_file.get("base_config")
@@ -153,7 +153,7 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
         except (OSError, ValueError) as error:
             raise broken(str(path), 0, f"cannot be read ({error})") from None
         entries = included_entries(_yaml_entries(text, str(path)), path, part.line)
-        # What the included file is based on itself is not followed.
+        # Includes of an included file are not followed.
         yield {f"{part.prefix}{key}": entry for key, entry in entries.items() if key != "defaults"}
 
 
@@ -253,7 +253,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
             loader.flatten_mapping(node)
         except yaml.YAMLError:
             raise broken(place, node.start_mark.line + 1, "`<<` must name another table; fix it") from None
-        # What `<<` brings comes first, and what the table itself says replaces it.
+        # Values merged by `<<` come first; the table's own values replace them.
         last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
         for key, (line, child) in last.items():
             if isinstance(child, yaml.MappingNode) and child.value:

@@ -61,7 +61,7 @@ def recipe_command(
     trainings = [(command, reader) for command, reader in readers if reader is not None]
     if not trainings:
         return None
-    # Of several the first that surely runs is read; the same settings in a loop are one.
+    # If there are several, the first that certainly runs is read; equal settings in a loop count once.
     certain = [training for training in trainings if training[0].certain]
     command, reader = (certain or trainings)[0]
     source, form = reader(command, place, neighbours)

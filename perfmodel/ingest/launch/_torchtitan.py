@@ -264,17 +264,18 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
+    mode_key, option_key = _RECOMPUTE[:2]
     full_layers = fields.get("recompute_full_layers")
     layers_per_stage = fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
     if full_layers and layers_per_stage and len(set(full_layers)) == 1:
         # Every n-th layer of a stage is repeated as a whole: the n whose count comes out at the layout's number.
         for period in range(2, 1 + int(layers_per_stage)):
             if max(1, round(layers_per_stage / period)) == full_layers[0]:
-                return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(period)}
+                return {mode_key: "selective", option_key: str(period)}
         return {}
     if fields["recompute"] == "selective":
-        return {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: "op"}
-    return {_RECOMPUTE[0]: fields["recompute"]}
+        return {mode_key: "selective", option_key: "op"}
+    return {mode_key: fields["recompute"]}
 
 
 _ROTATE: Final = (f"{_TITAN}context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
@@ -287,7 +288,8 @@ _COMPILED: Final = "torchtitan-compile"
 
 def _generation(fields: Fields, entries: Entries) -> str:
     """Framework version of a file: in 2024 degrees were under `[training]` and `[experimental]`."""
-    # The two generations differ in defaults of kernels and overlap, and a file tells its own by where degrees stand.
+    # The two generations differ in defaults of kernels and overlap, and the place of the degrees in a file shows its
+    # generation.
     old_keys = ("training.tensor_parallel_degree", "training.data_parallel_degree", "training.pipeline_parallel_degree")
     old = any(name.startswith("experimental.") or name in old_keys for name in entries)
     compiled = any(entries[name].value is True for name in _COMPILE if name in entries)
@@ -402,8 +404,8 @@ TORCHTITAN: Final = LaunchFormat(
     ),
     always={"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
     harmless=(
-        # Tables that hold nothing of a step: logs, learning rates, checkpoints,
-        # timeouts, and recipes of quantized products.
+        # Tables without settings of a step: logs, learning rates, checkpoints, timeouts, and recipes of quantized
+        # products.
         "job.*",
         "profiling.*",
         "metrics.*",

@@ -222,7 +222,7 @@ class _Follower(Calls):
         for slot, write in writes.items():
             values = tuple(branch.after.get(slot, write.before) for branch in branches)
             if write.key is None:
-                # Of a list that is longer in one outcome the longer one is taken.
+                # If a list differs in length between outcomes, the longer one is used.
                 self.write(write.container, None, max(values, key=len))
             else:
                 merged = self._either(values, condition, line)

@@ -40,7 +40,7 @@ def timed_by_spans(steps: Mapping[int, LoggedStep]) -> dict[int, LoggedStep]:
     for at, step in steps.items():
         if step.clock_s is None:
             return dict(steps)
-        # A restarted run has a bar of its own, whose clock begins anew.
+        # A restarted run has a new progress bar, whose clock starts again.
         if start is None or start.clock_s is None or step.step < start.step:
             start = step
             continue

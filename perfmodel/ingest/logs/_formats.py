@@ -167,7 +167,7 @@ def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
     # Four decimals are too few for steps of several seconds, of which more samples and tokens pass in each.
     samples_per_s = number(metrics.get("throughput/samples_per_sec", ""))
     tokens_per_s = number(metrics.get("throughput/device/tokens_per_sec", ""))
-    # Of training and evaluations together, in hours unless SpeedMonitor is set to another unit.
+    # Time of training and evaluations together, in hours unless SpeedMonitor is set to another unit.
     wall_clock_h = number(metrics.get("wall_clock/total", ""))
     clock_s = clock_seconds(head)
     if clock_s is None and wall_clock_h is not None:

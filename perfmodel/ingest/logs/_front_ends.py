@@ -29,8 +29,8 @@ def dictionary_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
         if match is None or "eval_loss" in line or "train_runtime" in line:
             continue
         step = LoggedStep(step=int(match["step"]), clock_s=duration_seconds(match["elapsed"]))
-        # What passed since the line before is the time of these steps alone; the printed speed is a mean since the
-        # start, in which compilation and warm-up stay.
+        # The time since the previous line is that of these steps alone; the printed speed is a mean since the start, in
+        # which compilation and warm-up stay.
         seconds = _seconds_between(before, step)
         if seconds is None:
             seconds = _seconds_of_speed(line)

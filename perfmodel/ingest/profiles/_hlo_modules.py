@@ -124,7 +124,7 @@ class HloModule:
         rhs_fits = all(0 <= d < len(rhs.dims) for d in rhs_shared)
         if not (lhs_fits and rhs_fits):
             return "product whose dimensions do not fit its inputs"
-        # What is neither contracted nor batched is a free dimension: together they are rows and columns of the result.
+        # Dimensions that are neither contracted nor batched are free: together they are rows and columns of the result.
         batch = prod(lhs.dims[d] for d in batched)
         k = prod(lhs.dims[d] for d in contracted)
         m = prod(size for d, size in enumerate(lhs.dims) if d not in lhs_shared)

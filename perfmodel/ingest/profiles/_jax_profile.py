@@ -79,7 +79,7 @@ def read_xplane(path: Path) -> XplaneFile:
     for plane in planes:
         device = _DEVICE.fullmatch(plane.name)
         if device:
-            work += _of_device(int(device[1]), plane)
+            work += _events_of_device(int(device[1]), plane)
         elif plane.name == _METADATA:
             known |= modules(plane.facts, path)
     # Where a device was recorded, the host's own events only launch its work.
@@ -160,7 +160,7 @@ def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Coun
     return rows + [row | {"software": "xla"} for row in calls.rows()]
 
 
-def _of_device(number: int, plane: XPlane) -> list[DeviceEvent]:
+def _events_of_device(number: int, plane: XPlane) -> list[DeviceEvent]:
     streams = [line for line in plane.lines if line.name.startswith("Stream")]
     # A GPU has a line per stream, a TPU lines of XLA's operations.
     chosen = streams or [line for line in plane.lines if line.name in _OP_LINES]

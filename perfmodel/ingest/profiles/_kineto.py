@@ -119,7 +119,7 @@ def kineto_activities(files: Sequence[KinetoFile]) -> list[Activity]:
     """Activities of all ranks on one clock; a device for every (rank, device) that has any."""
     activities = []
     for file, shift_us in on_one_clock(files):
-        activities += [((file.rank, activity.device), activity) for activity in _of_file(file, shift_us)]
+        activities += [((file.rank, activity.device), activity) for activity in _activities_of_file(file, shift_us)]
     return numbered(activities)
 
 
@@ -188,7 +188,7 @@ def parents_of(events: Sequence[ChromeEvent]) -> dict[int, tuple[ChromeEvent, ..
     return parents
 
 
-def _of_file(file: KinetoFile, shift_us: float) -> list[Activity]:
+def _activities_of_file(file: KinetoFile, shift_us: float) -> list[Activity]:
     if not file.device_work:
         return activities_of(file, outermost(file.operators), None, shift_us)
     return activities_of(file, file.device_work, operators_of_kernels(file), shift_us)

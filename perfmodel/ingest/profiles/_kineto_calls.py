@@ -188,13 +188,15 @@ def kineto_calls(files: Sequence[KinetoFile]) -> list[tuple[Activity, Detail]]:
     """Activities of all ranks on one clock, each with the call that it belongs to."""
     calls: list[tuple[tuple[int, int], Activity, Detail]] = []
     for number, (file, shift_us) in enumerate(on_one_clock(files)):
-        calls_of_file = _of_device(file, shift_us, number) if file.device_work else _of_host(file, shift_us, number)
+        calls_of_file = (
+            _activities_of_device(file, shift_us, number) if file.device_work else _of_host(file, shift_us, number)
+        )
         calls += [((file.rank, activity.device), activity, detail) for activity, detail in calls_of_file]
     devices = numbered((key, activity) for key, activity, _ in calls)
     return [(activity, detail) for activity, (_, _, detail) in zip(devices, calls, strict=True)]
 
 
-def _of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
+def _activities_of_device(file: KinetoFile, shift_us: float, number: int) -> list[tuple[Activity, Detail]]:
     """Kernels, with the operators that launched them."""
     operators = operators_of_kernels(file)
     activities = activities_of(file, file.device_work, operators, shift_us)

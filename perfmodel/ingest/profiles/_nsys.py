@@ -104,7 +104,7 @@ def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[
         )
     # Integers until the differences are taken: nanoseconds of an epoch are too many digits for a float.
     first_ns = min(file.epoch_ns or 0 for file in files)
-    return [(file, _of_file(file, (file.epoch_ns or 0) - first_ns)) for file in files]
+    return [(file, _activities_of_file(file, (file.epoch_ns or 0) - first_ns)) for file in files]
 
 
 def launch_of(file: NsysFile, kernel: Record) -> Record | None:
@@ -210,7 +210,7 @@ class _Reader:
         return "kernel"
 
 
-def _of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activity]]:
+def _activities_of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activity]]:
     work = [*file.kernels, *file.copies]
     # Ranges are the host's: a kernel belongs to those around its launch, not around its own time.
     at_s = np.array([launched_ns(file, row)[0] for row in work], float) * 1e-9

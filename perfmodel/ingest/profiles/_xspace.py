@@ -103,7 +103,7 @@ def _event(
     duration_ps = integer(message, 3)
     if start_ps < 0 or duration_ps < 0:
         raise TableError(f"{place}: it starts at {start_ps} ps and takes {duration_ps} ps; record it again")
-    # What holds for every event of a kind stands with the kind; an event's own statistics replace it.
+    # Statistics of all events of a kind are stored with the kind; an event's own statistics replace them.
     return XEvent(name, start_ps, duration_ps, {**facts, **_stats(submessages(message, 4), stat_names, path)})
 
 

@@ -60,7 +60,7 @@ def _shapes() -> dict[str, Column]:
 
 
 COLUMNS: Final[dict[str, Column]] = {
-    # What was measured, with what, and how.
+    # The subject, the tools and the method of a measurement.
     "source": _word("where the row is from"),
     "device": _word("catalog name or alias of the device"),
     "op_family": _word(f"family of the kernel: {', '.join(FAMILIES)}", "compute"),
@@ -183,7 +183,7 @@ RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     **_job_file_columns(),
     "layout": ("text", "the layout in one column, as predict takes it (fit --runs)"),
     "name": ("text", "devices of the run, if layout is given as one column"),
-    # What came out: one of the first three is needed.
+    # Results: one of the first three is needed.
     "measured_iter_time_s": ("s", "time of a step"),
     "measured_tokens_per_s_per_device": ("tokens/s", "throughput, if no time is stated"),
     "measured_tflops_per_device": (

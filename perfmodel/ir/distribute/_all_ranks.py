@@ -30,7 +30,7 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
     parameters = []
     for parameter in function.parameters:
         for rank in range(ranks):
-            parameters.append(Parameter(_at(parameter.name, rank), types[parameter.name].on(rank)))
+            parameters.append(Parameter(_name_on_rank(parameter.name, rank), types[parameter.name].on(rank)))
     instructions = []
     for instruction in function.instructions:
         if instruction.attribute("replicas") is None:
@@ -39,7 +39,7 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
             instructions.append(_together(instruction, ranks))
     outputs = []
     for name in function.outputs:
-        outputs += [_at(name, rank) for rank in range(ranks)]
+        outputs += [_name_on_rank(name, rank) for rank in range(ranks)]
     return Program(
         Function(function.name, tuple(parameters), tuple(instructions), tuple(outputs)),
         tuple(_of_all(tensor, ranks, sharded.get(tensor.name)) for tensor in program.inputs),
@@ -47,20 +47,20 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
     )
 
 
-def _at(name: str, rank: int) -> str:
+def _name_on_rank(name: str, rank: int) -> str:
     """Name of a value on one rank, as `tensor_parallel` names it."""
     return f"{name}.t{rank}"
 
 
 def _by_itself(instruction: Instruction, rank: int) -> Instruction:
     values = dict(instruction.attributes)
-    # An instruction without operands has to be told where it runs.
+    # An instruction without operands needs an explicit device.
     if "device" in values:
         values["device"] = rank
     return replace(
         instruction,
-        inputs=tuple(_at(name, rank) for name in instruction.inputs),
-        outputs=tuple(_at(name, rank) for name in instruction.outputs),
+        inputs=tuple(_name_on_rank(name, rank) for name in instruction.inputs),
+        outputs=tuple(_name_on_rank(name, rank) for name in instruction.outputs),
         attributes=attributes(**values),
     )
 
@@ -71,8 +71,8 @@ def _together(instruction: Instruction, ranks: int) -> Instruction:
         raise LayoutError(f"{instruction.op} %{instruction.outputs[0]}: is not one of all {ranks} ranks")
     return replace(
         instruction,
-        inputs=tuple(_at(instruction.inputs[0], rank) for rank in range(ranks)),
-        outputs=tuple(_at(instruction.outputs[0], rank) for rank in range(ranks)),
+        inputs=tuple(_name_on_rank(instruction.inputs[0], rank) for rank in range(ranks)),
+        outputs=tuple(_name_on_rank(instruction.outputs[0], rank) for rank in range(ranks)),
         attributes=attributes(**values),
     )
 
@@ -90,5 +90,5 @@ def _of_all(tensor: GlobalTensor, ranks: int, axis: int | None) -> GlobalTensor:
             start = list(piece.start)
             if axis is not None:
                 start[axis] += rank * tensor.shape[axis]
-            pieces.append(Piece(_at(piece.value, rank), tuple(start)))
+            pieces.append(Piece(_name_on_rank(piece.value, rank), tuple(start)))
     return replace(tensor, shape=tuple(shape), pieces=tuple(pieces))

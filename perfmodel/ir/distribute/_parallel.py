@@ -25,8 +25,8 @@ def tensor_parallel(
     Raises:
         LayoutError: a weight's axis, or under sequence parallelism the sequence, does not divide.
     """
-    # Weights alone are told how to be sliced. What activations look like, and where all-reduces fall, follows from
-    # the sharding rules of the ops.
+    # Only weights get explicit slices. The shapes of activations and the places of all-reduces follow from the sharding
+    # rules of the ops.
     inputs: dict[str, Sharding] = {}
     for tensor in program.inputs_of("parameter", "state"):
         if tensor.tensor_axis is not None:

@@ -26,7 +26,7 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
         LayoutError: the batch does not divide, or an op of the forward or backward pass mixes samples.
     """
     function, types = program.function, program.types
-    # Data are cut into micro-batches; how all other values follow is told by the ops' sharding rules.
+    # Data are cut into micro-batches; the ops' sharding rules determine all other values.
     sharding = _input_shardings(program, parts)
     changed: list[Instruction] = []
     for instruction in function.instructions:

@@ -156,7 +156,7 @@ class _Pipeline:
         for tensor in self._program.inputs:
             pieces: list[Piece] = []
             for piece in tensor.pieces:
-                pieces += [_moved(new, piece.start) for new in placed[piece.value]]
+                pieces += [_moved_piece(new, piece.start) for new in placed[piece.value]]
             inputs.append(replace(tensor, pieces=tuple(pieces)))
         return tuple(inputs)
 
@@ -231,7 +231,7 @@ class _Pipeline:
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
         tag = Tag(instruction.tag.phase, instruction.tag.layer, m, instruction.tag.stream)
         values = for_micro_batch(instruction, self._sharding, k)
-        # An instruction without operands has to be told where it runs.
+        # An instruction without operands needs an explicit device.
         if not instruction.inputs or (values and instruction.attribute("device") is not None):
             values = attributes(**dict(values) | {"device": device})
         self._written.append(Instruction(instruction.op, inputs, outputs, values, tag))
@@ -289,7 +289,7 @@ class _Pipeline:
 
     def _total(self, name: str) -> dict[int, str]:
         """Return a value for updates: summed over devices if several hold partial sums."""
-        # What is neither summed nor shared exists only if there is a single micro-batch.
+        # Values that are neither summed nor shared exist only with a single micro-batch.
         key = (name, -1) if name in self._summed or (name, -1) in self._holders else (name, 0)
         holders = self._holders[key]
         # A stage on several devices (of a bidirectional schedule) has a sum on each.
@@ -328,7 +328,9 @@ class _Pipeline:
         slices = []
         for k in range(count):
             offset = _start(len(piece.start), axis, k * size)
-            slices += [_moved(Piece(value, offset), piece.start) for value in self._holders[piece.value, k].values()]
+            slices += [
+                _moved_piece(Piece(value, offset), piece.start) for value in self._holders[piece.value, k].values()
+            ]
         return slices
 
 
@@ -337,6 +339,6 @@ def _start(rank: int, axis: int, offset: int) -> tuple[int, ...]:
     return tuple(offset if i == axis else 0 for i in range(rank))
 
 
-def _moved(piece: Piece, start: Sequence[int]) -> Piece:
+def _moved_piece(piece: Piece, start: Sequence[int]) -> Piece:
     """A piece with its start moved by that of the enclosing piece."""
     return Piece(piece.value, tuple(a + b for a, b in zip(piece.start, start, strict=True)))

@@ -130,8 +130,8 @@ class _Slicing:
         have = self._spread[name]
         if have == want:
             return self._names[name]
-        # What is the same for all slices can be cut; what is cut cannot be joined while later slices are still to
-        # come.
+        # A value that is the same for all slices can be cut, but cut values cannot be joined while later slices are
+        # missing.
         if have != REPLICATED or not isinstance(want, Sharded):
             raise LayoutError(
                 f"%{user.outputs[0]}: {user.op} mixes positions of the sequence in %{name}; only the fused causal "

@@ -163,7 +163,7 @@ class _Spreading:
         outputs = []
         for name, sharding in zip(instruction.outputs, decision.outputs, strict=True):
             outputs.append(self._define(name, sharding))
-        # An instruction without operands has to be told where it runs.
+        # An instruction without operands needs an explicit device.
         device = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
         key = (instruction.attributes, decision.attributes, decision.offset_step, device)
         # Layers repeat the same attributes; each distinct set is rewritten for the parts once.
@@ -186,13 +186,13 @@ class _Spreading:
                 # Part j of a sharded table begins at row j * step of the whole.
                 values |= {"offset": values.get("offset", 0) + j * offset_step}
             if not values.keys().isdisjoint(("to", "device")):
-                values = dict(self._moved(tuple(values.items()), j))
+                values = dict(self._attributes_of_part(tuple(values.items()), j))
             elif device >= 0:
                 values |= {"device": self._device(device, j)}
             parts.append(attributes(**values))
         return tuple(parts)
 
-    def _moved(self, values: Attributes, part: int) -> Attributes:
+    def _attributes_of_part(self, values: Attributes, part: int) -> Attributes:
         """Attributes with the devices of a part."""
 
         def moved(value: Any) -> Any:
@@ -229,7 +229,7 @@ class _Spreading:
         current = self._sharding[name]
         if current == target:
             return self._names[name]
-        # What is gathered is larger than what is stored, so it is not kept from forward to backward.
+        # A gathered value is larger than the stored shard, so it is not kept from forward to backward.
         gathers = isinstance(current, Sharded) and isinstance(target, Replicated)
         key = (name, target, (tag.phase, tag.micro_batch) if gathers else None)
         if key not in self._converted:

@@ -169,7 +169,7 @@ def _dispatch(x: Array, chosen: Array, call: KernelCall) -> Array:
     experts, capacity, hidden = call.outputs[0].shape
     buffers = jnp.zeros((experts, capacity, hidden), x.dtype)
     tokens = x.reshape(-1, hidden)
-    # What goes beyond the capacity is out of bounds, and so dropped.
+    # Tokens beyond the capacity are out of bounds and therefore dropped.
     return buffers.at[chosen.reshape(-1), _places(chosen, experts)].set(tokens, mode="drop")
 
 
@@ -205,7 +205,7 @@ def _constant(call: KernelCall) -> Array:
     return jnp.array(call["value"], jax_dtype(call.outputs[0]))
 
 
-def _plain(function: Callable[..., Array]) -> Kernel:
+def _from_operands(function: Callable[..., Array]) -> Kernel:
     """A kernel that needs only its operands."""
     return lambda *arrays, call: function(*arrays)
 
@@ -242,20 +242,20 @@ def attention_grad(*arrays: Array, call: KernelCall) -> tuple[Array, ...]:
 
 KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
     {
-        "add": _plain(operator.add),
-        "accumulate": _plain(operator.add),
-        "sub": _plain(operator.sub),
-        "mul": _plain(operator.mul),
-        "div": _plain(operator.truediv),
+        "add": _from_operands(operator.add),
+        "accumulate": _from_operands(operator.add),
+        "sub": _from_operands(operator.sub),
+        "mul": _from_operands(operator.mul),
+        "div": _from_operands(operator.truediv),
         "scale": lambda x, call: x * call["factor"],
-        "exp": _plain(jnp.exp),
-        "log": _plain(jnp.log),
-        "relu": _plain(lambda x: jnp.maximum(x, 0)),
-        "relu_grad": _plain(lambda x, dy: jnp.where(x > 0, dy, 0)),
-        "sqrt": _plain(jnp.sqrt),
-        "tanh": _plain(jnp.tanh),
-        "sigmoid": _plain(jax.nn.sigmoid),
-        "erf": _plain(jax.lax.erf),
+        "exp": _from_operands(jnp.exp),
+        "log": _from_operands(jnp.log),
+        "relu": _from_operands(lambda x: jnp.maximum(x, 0)),
+        "relu_grad": _from_operands(lambda x, dy: jnp.where(x > 0, dy, 0)),
+        "sqrt": _from_operands(jnp.sqrt),
+        "tanh": _from_operands(jnp.tanh),
+        "sigmoid": _from_operands(jax.nn.sigmoid),
+        "erf": _from_operands(jax.lax.erf),
         "gelu": _gelu,
         "gelu_grad": _gradient(_gelu),
         "sum": lambda x, call: x.sum(call["axes"]).reshape(call.outputs[0].shape),
@@ -277,7 +277,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "unsqueeze": lambda x, call: x.reshape(call.outputs[0].shape),
         "layer_norm": lambda x, g, s, call: _layer_norm(x, g, s, call.get("epsilon", 1e-5)),
         "layer_norm_grad": _layer_norm_grad,
-        "softmax": _plain(lambda x: jax.nn.softmax(x, axis=-1)),
+        "softmax": _from_operands(lambda x: jax.nn.softmax(x, axis=-1)),
         "softmax_grad": _softmax_grad,
         "attention": attention,
         "attention_grad": attention_grad,
@@ -288,7 +288,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
         "pool2d_grad": _gradient(pool2d),
         "embedding": _embedding,
         "embedding_grad": _embedding_grad,
-        "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
+        "row_max": _from_operands(lambda x: x.max(-1, keepdims=True)),
         "pick": _pick,
         "pick_grad": _pick_grad,
         "argmax": lambda x, call: jnp.argmax(x, -1).astype(jax_dtype(call.outputs[0])),

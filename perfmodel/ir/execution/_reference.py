@@ -41,7 +41,7 @@ def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
 
 def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Execute a function: returned values by name, from the values of all parameters."""
-    # JAX computes in 32 bits unless told otherwise, and what it is told holds for the whole process: hence only here.
+    # JAX computes in 32 bits by default. The setting affects the whole process, so it is changed only here.
     with double_precision() if is_double(function.types.values()) else nullcontext():
         values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
 

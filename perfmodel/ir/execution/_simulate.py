@@ -113,7 +113,7 @@ def simulate_on_cores(
             heapq.heappush(events, (now_s, False, op))
 
     while ready or events:
-        # What is ready queues for its core; the first of a queue is on it.
+        # Ready nodes queue for their core; the first of a queue runs.
         for op in ready:
             start_s[op] = now_s
             # Joins and pure waits need no core.

@@ -80,7 +80,7 @@ class _Nodes:
         is_instruction = np.ones(n_nodes, bool)
         is_instruction[first[has_meeting]] = False
 
-        # What nodes have from their instructions; meetings run nowhere and take no time.
+        # Columns that nodes take from their instructions; meetings run nowhere and take no time.
         events = _Events(function, cluster)
         numbers, streams = [], []
         for instruction, group in zip(instructions, groups, strict=True):
@@ -95,7 +95,7 @@ class _Nodes:
         self.event = np.where(is_instruction, event_of_node, 0)
         self.stream = np.where(is_instruction, self.device * N_STREAMS + stream_of_node, _JOIN).astype(np.int32)
 
-        # What has to come before a node leads to where its devices meet.
+        # Predecessors of a node lead to the meeting of its devices.
         meets = has_meeting[instruction_of_node]
         self.entry = np.where(meets, first[instruction_of_node], np.arange(n_nodes))
         self._events = events

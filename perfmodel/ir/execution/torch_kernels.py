@@ -233,7 +233,7 @@ def _pad(torch: Any, x: Any, call: KernelCall) -> Any:
     return torch.nn.functional.pad(x, sizes, value=call.get("value", 0))
 
 
-def _plain(name: str) -> Callable[..., Any]:
+def _from_operands(name: str) -> Callable[..., Any]:
     """A kernel that calls a torch function with only the operands."""
     return lambda torch, *tensors, call: getattr(torch, name)(*tensors)
 
@@ -241,10 +241,10 @@ def _plain(name: str) -> Callable[..., Any]:
 TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         **{
-            op: _plain(op)
+            op: _from_operands(op)
             for op in ("add", "sub", "mul", "div", "exp", "log", "sqrt", "tanh", "sigmoid", "erf", "relu")
         },
-        "accumulate": _plain("add"),
+        "accumulate": _from_operands("add"),
         "scale": lambda torch, x, call: x * call["factor"],
         "relu_grad": lambda torch, x, dy, call: torch.ops.aten.threshold_backward(dy, x, 0),
         "gelu": _gelu,

@@ -128,9 +128,9 @@ class Graph:
             self.missing[op] = (*known[:2], known[2] + 1)
             return [Missing()]
         items = outputs if isinstance(outputs, list) else [outputs]
-        return self._in_order(items, before)
+        return self._layers_from_products(items, before)
 
-    def _in_order(self, items: list[Any], before: int) -> list[Any]:
+    def _layers_from_products(self, items: list[Any], before: int) -> list[Any]:
         """Number the layers in order if names do not state them; every product with a weight begins a layer."""
         # Names with numbers say what the layers are; without any, each product with a weight starts a new one.
         if self._stacks:

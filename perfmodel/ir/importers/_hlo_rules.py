@@ -135,7 +135,7 @@ class Rules:
             flops = float(array.n_elements) if opcode in _ARITHMETIC else 0.0
             return Node(opcode, "pointwise", inputs, outputs, flops)
         if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
-            # What CPUs are given as a reduction in several stages is one kernel on an accelerator.
+            # A reduction that is compiled in several stages for CPUs is one kernel on an accelerator.
             role = "reduction" if opcode == "reduce" else "pointwise"
             n_joined = max(0, inputs[0].array.n_elements - array.n_elements)
             return Node(opcode, role, inputs, outputs, n_joined * self._reducer_flops(i))

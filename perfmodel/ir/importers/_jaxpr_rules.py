@@ -130,9 +130,9 @@ def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Arra
         c_in=lhs.shape[in_feature],
         c_out=out.shape[out_feature],
         kernel_c_in=rhs.shape[kernel_feature],
-        space_in=_at(lhs, in_space),
-        kernel=_at(rhs, kernel_space),
-        space_out=_at(out, out_space),
+        space_in=_sizes_of_axes(lhs, in_space),
+        kernel=_sizes_of_axes(rhs, kernel_space),
+        space_out=_sizes_of_axes(out, out_space),
         stride=tuple(parameters["window_strides"]),
         pad_low=tuple(low for low, _ in parameters["padding"]),
         in_dilation=tuple(parameters["lhs_dilation"]),
@@ -142,7 +142,7 @@ def _conv_shape(parameters: Mapping[str, Any], lhs: Array, rhs: Array, out: Arra
     )
 
 
-def _at(array: Array, axes: list[int]) -> tuple[int, ...]:
+def _sizes_of_axes(array: Array, axes: list[int]) -> tuple[int, ...]:
     return tuple(array.shape[i] for i in axes)
 
 

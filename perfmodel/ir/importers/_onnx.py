@@ -146,7 +146,7 @@ def _fix_dimensions(graph: Any, dims: Mapping[str, int]) -> None:
                     f"input {tensor.name}: dimension {dim.dim_param or '?'!r} is not fixed; give its size, "
                     f"dims={{{dim.dim_param or 'name'!r}: ...}}"
                 )
-    # What was inferred for other sizes would stand against the ones that are given here.
+    # Shapes inferred for other sizes would contradict the given ones.
     del graph.value_info[:]
     for tensor in graph.output:
         tensor.type.tensor_type.ClearField("shape")
@@ -200,8 +200,8 @@ class _Reader:
         named = [name for name in node.input if name]
         inputs = tuple(self._value(name, node) for name in named)
         outputs = tuple(self._value(name, node) for name in node.output if name)
-        # What follows from weights, constants and shapes alone is computed once, as ONNX Runtime does when it loads a
-        # model (constant_folding.cc), and costs a step nothing. Quantised weights stay as they are stored.
+        # Values that depend only on weights, constants and shapes are computed once, when the model is loaded (ONNX
+        # Runtime's constant_folding.cc), and cost a step nothing. Quantised weights stay as they are stored.
         is_folded = bool(named) and self.known.issuperset(named) and op != "DequantizeLinear"
         if op in _CONSTANTS or is_folded:
             self.known.update(node.output)

@@ -91,7 +91,7 @@ def _read_inputs(onnx: Any, reader: Graph, graph: Any, dims: Mapping[str, int], 
         shape = [_size(tensor.name, dim, dims, has_value) for dim in tensor_type.shape.dim]
         reader.input(tensor.name, element_type(onnx, tensor_type.elem_type), shape, values)
 
-    # What was read is taken from the values: the rest belongs to no input.
+    # Used values are removed; the rest belongs to no input.
     if values:
         raise PerfModelError(
             f"{reader.name}: no input is named {', '.join(values)}; inputs: "
@@ -106,7 +106,7 @@ def _operands(graph: Any) -> frozenset[str]:
     for node in graph.node:
         if node.op_type in _TAKE_WEIGHTS:
             names.update(node.input)
-        # Of experts' weights each token takes its own; parts of masks are taken by stored numbers.
+        # Each token takes the weights of its own experts; parts of masks are taken by stored numbers.
         if node.op_type == "GatherND" and node.input[1] not in stored:
             names.add(node.input[0])
     return frozenset(names)

@@ -20,7 +20,7 @@ def product(
 
     `dtype` overrides the element type of the left operand.
     """
-    # What is neither contracted nor batch is rows on the left and columns on the right, however many axes it has.
+    # Axes that are neither contracted nor batch form the rows on the left and the columns on the right.
     k = prod(lhs.shape[i] for i in contract[0])
     n_batch = prod(lhs.shape[i] for i in batch[0])
     m = lhs.n_elements // max(1, k * n_batch)

@@ -65,7 +65,7 @@ def mapped(
         raise CannotMapError("the IR cannot compute integers")
     if name in _BINARY:
         return _BINARY[name](d, items[0], items[1], out)
-    x = _first(items)
+    x = _first_reference(items)
     if name in _UNARY:
         return _UNARY[name](d, x, out)
     if name in _OTHERS:
@@ -154,7 +154,7 @@ def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
 
 
 def _integer_pow(d: Emitter, eqn: Equation) -> Ref:
-    x = _first(eqn.items)
+    x = _first_reference(eqn.items)
     exponent = int(eqn.parameters["y"])
     power = x
     for _ in range(abs(exponent) - 1):
@@ -203,7 +203,7 @@ def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Arr
 
 
 def _reshape(d: Emitter, eqn: Equation) -> Ref:
-    x = _first(eqn.items)
+    x = _first_reference(eqn.items)
     shape = eqn.out.shape
     stored, full = d.shape(x), eqn.arrays[0].shape
     if stored == full:
@@ -220,7 +220,7 @@ def _reshape(d: Emitter, eqn: Equation) -> Ref:
 
 def _broadcast(d: Emitter, eqn: Equation) -> Ref:
     """A broadcast: only the axes are put in place, because the ops that use the value broadcast it."""
-    x = _first(eqn.items)
+    x = _first_reference(eqn.items)
     shape = [1] * len(eqn.out.shape)
     for axis, size in zip(eqn.parameters["broadcast_dimensions"], d.shape(x), strict=True):
         shape[axis] = size
@@ -228,11 +228,11 @@ def _broadcast(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _transpose(d: Emitter, eqn: Equation) -> Ref:
-    return d.transpose(_first(eqn.items), eqn.parameters["permutation"])
+    return d.transpose(_first_reference(eqn.items), eqn.parameters["permutation"])
 
 
 def _reduce_sum(d: Emitter, eqn: Equation) -> Ref:
-    x = _first(eqn.items)
+    x = _first_reference(eqn.items)
     stored, full = d.shape(x), eqn.arrays[0].shape
     axes = tuple(int(axis) for axis in eqn.parameters["axes"])
     total = d.op("sum", x, axes=axes, keep=True)
@@ -244,7 +244,7 @@ def _reduce_sum(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
-    x = _first(eqn.items)
+    x = _first_reference(eqn.items)
     if tuple(eqn.parameters["axes"]) != (len(eqn.arrays[0].shape) - 1,):
         raise CannotMapError("a maximum along an axis other than the last")
     top = d.op("row_max", d.materialised(x, eqn.arrays[0]))
@@ -253,7 +253,7 @@ def _reduce_max(d: Emitter, eqn: Equation) -> Ref:
 
 def _argmax(d: Emitter, eqn: Equation) -> Ref:
     """Index of the largest entry along one axis, or of the smallest if the value is negated."""
-    x = _first(eqn.items)
+    x = _first_reference(eqn.items)
     (axis,) = eqn.parameters["axes"]
     rank = len(eqn.arrays[0].shape)
     order = [k for k in range(rank) if k != axis] + [axis]
@@ -262,7 +262,7 @@ def _argmax(d: Emitter, eqn: Equation) -> Ref:
 
 
 def _argmin(d: Emitter, eqn: Equation) -> Ref:
-    negated = d.op("scale", _first(eqn.items), factor=-1.0)
+    negated = d.op("scale", _first_reference(eqn.items), factor=-1.0)
     return _argmax(d, replace(eqn, items=(negated,)))
 
 
@@ -299,7 +299,7 @@ def _dot(d: Emitter, eqn: Equation) -> Ref:
 
 def _gather(d: Emitter, eqn: Equation) -> Ref:
     """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
-    x, indices = _first(eqn.items), eqn.items[1]
+    x, indices = _first_reference(eqn.items), eqn.items[1]
     shape = eqn.arrays[0].shape
     slice_sizes = tuple(eqn.parameters["slice_sizes"])
 
@@ -340,7 +340,7 @@ def _in_full(d: Emitter, eqn: Equation) -> list[Ref]:
     return refs
 
 
-def _first(items: Sequence[Item]) -> Ref:
+def _first_reference(items: Sequence[Item]) -> Ref:
     x = items[0]
     if not isinstance(x, Ref):
         raise CannotMapError("the first operand is a constant")

@@ -109,7 +109,7 @@ class _Routing:
         for operand in node.all_input_nodes:
             if operand in self.kinds and self.kinds[operand] != _ROWS:
                 return False
-            # What is not sorted must be the same for all rows.
+            # Operands that are not sorted must be the same for all rows.
             shape = _example(operand).shape
             n_axes = len(_first(_example(node)).shape)
             if operand not in self.kinds and len(shape) == n_axes and shape[0] == n_rows:
@@ -153,7 +153,7 @@ class _Routing:
                 node.replace_all_uses_with(replacement)
             elif node in self.kinds and "grouped_mm" in _name(node):
                 node.replace_all_uses_with(self._own_product(node, ids))
-        # What is left of the sorting has no users but others of its kind.
+        # The remaining instructions of the sorting are used only by one another.
         for node in reversed([*self.graph.nodes]):
             operands = node.all_input_nodes
             is_check = _name(node) == "_assert_tensor_metadata" and any(operand in self.kinds for operand in operands)

@@ -197,7 +197,7 @@ def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     Raises:
         PerfModelError: no such file or function, another result, or whatever the file raised, with the line.
     """
-    # The user's own file: it is run, and what it raises is told with its line, not ours.
+    # This runs the user's own file; an exception is reported with its line, not with ours.
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.exists() or spec is None or spec.loader is None:
         raise PerfModelError(f"{path}: no such file")

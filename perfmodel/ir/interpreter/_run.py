@@ -183,7 +183,7 @@ class _Machine:
         first = batch - batch % self.schedule.slices
         for number in reversed(range(len(saved.inputs))):
             apply = self.model.layers[self.layers[stage][number]].apply
-            # What later slices ask of what this one carried.
+            # Gradients that later slices return for the keys and values of this one.
             carried_gradient = saved.cotangents[number][1]
             if carried_gradient is None:
                 carried_gradient = jax.tree.map(jnp.zeros_like, saved.carried[number])

@@ -57,7 +57,7 @@ def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
     x, w = i.inputs
     transpose_a = bool(i.attribute("transpose_a"))
     transpose_b = bool(i.attribute("transpose_b"))
-    # Of y = x w: dx = dy w^T and dw = x^T dy, with transposed operands in place of transposed results.
+    # For y = x w: dx = dy w^T and dw = x^T dy, with transposed operands in place of transposed results.
     if transpose_a:
         dx = b.op("matmul", w, dy, transpose_a=transpose_b, transpose_b=True)
     else:
@@ -105,7 +105,7 @@ def shard_labels(query: ShardingQuery, labels: tuple[Labels, Labels, Labels]) ->
     def along(names: Labels) -> Sharding:
         return Sharded(names.index(label)) if label in names else REPLICATED
 
-    # What is summed over leaves partial sums.
+    # A sharded axis that is summed over leaves partial sums.
     result = along(out) if label in out else Partial("sum")
     return ShardingDecision((along(labels_a), along(labels_b)), (result,))
 

@@ -80,7 +80,7 @@ class Backend(Protocol):
 
 def require(name: str) -> None:
     """Raise `PerfModelError` unless the backend measures in this process and is installed."""
-    # nccl-tests runs in programs of its own.
+    # nccl-tests runs as separate programs.
     if name not in BACKENDS[:2]:
         raise UnknownNameError("backend", name, BACKENDS)
     if find_spec(name) is None:

@@ -162,7 +162,7 @@ def _measured(command: list[str], timeout_s: float, device: str | None) -> "pd.D
         last_line = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise CalibrationError(f"exit status {done.returncode} ({last_line}) from: {command_text}")
 
-    # What it printed is read as a file of nccl-tests that somebody brings.
+    # Its output is read like any file of nccl-tests.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "nccl-tests.txt"
         path.write_text(done.stdout)

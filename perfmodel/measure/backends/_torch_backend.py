@@ -85,7 +85,7 @@ class TorchBackend:
 
     @cached_property
     def _flush(self) -> Callable[[], Any]:
-        # Of a GPU the L2 is what a buffer has to fill; filling it with zeros writes all of it.
+        # The buffer must fill the GPU's L2; filling it with zeros writes all of it.
         if not self.accelerator:
             return host_flush()
         torch = torch_module()

@@ -91,7 +91,7 @@ class Agent:
             while self._connection.poll(grace_s + ORDER_TIMEOUT_S):
                 if self._connection.recv()[0] == "ended":
                     return
-        # Out of step: whoever uses it next is told that it is gone.
+        # The connection is out of step, so its next use reports that the rank is gone.
         self._connection.close()
 
     def leave(self, why: str | None) -> None:
@@ -132,7 +132,7 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
                 agents[agent.hello.index] = agent
         yield tuple(agents[index] for index in range(launch.count))
 
-    # Every agent is told why it goes home, so that its log tells, too.
+    # Every agent gets the reason for the end, so that its log contains it.
     except BaseException as error:
         for agent in agents.values():
             agent.leave(f"process 0 stopped: {error or 'interrupted'}")

@@ -96,7 +96,7 @@ class RankGroup:
         return RankProcess(place.on_one_of(usable_cores()), self._session)
 
     def __exit__(self, *exception: object) -> None:
-        # Ranks that are gone already need not be told.
+        # Ranks that are already gone need no message.
         for member in self._members:
             with suppress(OSError):
                 member.send(("stop",))

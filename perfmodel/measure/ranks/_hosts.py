@@ -64,7 +64,7 @@ class Host:
         Raises:
             CalibrationError: without the right to do so.
         """
-        # A namespace of its own for names too, in which the host name can be set.
+        # A separate namespace for names, in which the host name can be set.
         libc = ctypes.CDLL(None, use_errno=True)
         handle = os.open(_NAMESPACES / self.namespace, os.O_RDONLY)
         try:

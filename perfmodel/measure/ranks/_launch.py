@@ -69,7 +69,7 @@ def find_launch(
     Raises:
         CalibrationError: for numbers that contradict each other.
     """
-    # What the command line says counts before what a launcher says.
+    # The command line overrides the launcher.
     host, port = _host_and_port(coordinator)
     if (process is None) != (processes is None):
         raise CalibrationError("calibrate: give both --process I and --processes N")
@@ -89,7 +89,7 @@ def find_launch(
                 "process and their count; start with torchrun, mpirun or srun, or give --process I --processes N"
             ) from None
 
-        # Torchrun tells where the first node is; mpirun and srun do not.
+        # torchrun states where the first node is; mpirun and srun do not.
         if launcher == "torchrun" and host is None:
             host = environ.get("MASTER_ADDR")
     if not 0 <= index < count:
@@ -244,7 +244,7 @@ def join(launch: Launch, folder: Path, timeout_s: float) -> tuple[Connection, st
 
 def _read(launch: Launch, folder: Path) -> Meeting:
     """Return the address on which process 0 waits, from the flags if given, else from the file."""
-    # Nodes without a shared folder are told everything, by arguments and by the environment.
+    # Nodes without a shared folder get everything by arguments and environment.
     key = _key_of_environment()
     if key and launch.host and launch.port:
         return Meeting(launch.host, launch.port, key)

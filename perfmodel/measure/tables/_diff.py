@@ -44,7 +44,7 @@ def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
             continue
         counts["ratios"].append(b["time_us"] / a["time_us"])
         if present(a.get("ci95_half_width")) and present(b.get("ci95_half_width")):
-            counts["apart"].append(_apart(a, b))
+            counts["apart"].append(_intervals_disjoint(a, b))
     return {
         "first": str(first),
         "second": str(second),
@@ -67,7 +67,7 @@ def _figures(counts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _apart(a: Row, b: Row) -> bool:
+def _intervals_disjoint(a: Row, b: Row) -> bool:
     """Whether the medians' confidence intervals do not meet."""
     # Half-widths are shares of the medians.
     half_us = a["time_us"] * a["ci95_half_width"] + b["time_us"] * b["ci95_half_width"]
@@ -76,7 +76,7 @@ def _apart(a: Row, b: Row) -> bool:
 
 def _tables(path: Path) -> list[Path]:
     """The table at a path, or all tables with cards in a folder."""
-    # A single table may be other people's, without a card; in a folder the card tells tables from other files.
+    # A single table may be other people's, without a card; in a folder, the card distinguishes tables from other files.
     if not path.is_dir():
         return [path]
     paths = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())

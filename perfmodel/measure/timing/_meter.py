@@ -160,7 +160,7 @@ def wait_until_quiet(
 
 def _busy_share(duration_s: float) -> float:
     """Busy share of the usable cores over the next seconds; 0 if the system does not report it."""
-    # Only Linux tells; elsewhere nothing is waited for.
+    # Only Linux reports this; on other systems nothing is waited for.
     if not _PROC_STAT.exists():
         return 0.0
     cores = usable_cores()

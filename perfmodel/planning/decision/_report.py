@@ -156,7 +156,7 @@ def report(
         recommended = predictions.index(result.first_to_try)
 
     # For each layout: its sensitivity to the machine's parameters, and the cost of training with it.
-    machine, checked = _turned(problem, calibration, predictions, report_progress)
+    machine, checked = _turned_by_batch(problem, calibration, predictions, report_progress)
     jobs = [problem.replace(global_batch=p.global_batch) for p in predictions]
     runs = []
     for i, (p, batch_problem) in enumerate(zip(predictions, jobs, strict=True)):
@@ -207,7 +207,7 @@ def report(
     )
 
 
-def _turned(
+def _turned_by_batch(
     problem: Problem, calibration: Path | str | None, predictions: Sequence[Prediction], report_progress: Report
 ) -> tuple[Turned, list[int]]:
     """Return how each layout follows the machine's parameters, by its own global batch, and the places checked."""
@@ -275,7 +275,7 @@ def _flags(problem: Problem) -> list[str]:
         if value is not None:
             flags += [flag, str(value)]
 
-    # What else the job says, as far as it differs from what the framework fills in.
+    # Further fields of the job that differ from the framework's defaults.
     default_job = framework.job(
         problem.model,
         problem.cluster.device,

@@ -84,23 +84,23 @@ def rows(
         path = []
         for event in p.critical_path[:MOST_EVENTS]:
             number = events.setdefault(event.event, len(events))
-            path.append([number, _short(event.count), _short(event.time_s)])
+            path.append([number, _six_figures(event.count), _six_figures(event.time_s)])
         record = _quantities(p, run)
         if len(best):
-            record["best"] = _short(best[i])
+            record["best"] = _six_figures(best[i])
         record |= {
             "layout": p.layout_notation,
             "settings": [_setting(p.layout, name) for name in _SETTINGS],
-            "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
+            "breakdown_s": [_six_figures(p.breakdown_s.get(name, 0.0)) for name in parts],
             "memory": [_stage_memory(stage) for stage in p.memory_account.needed_per_stage],
             "capacity_bytes": p.memory_capacity_bytes,
-            "origins": [_short(p.provenance.get(name, 0.0)) for name in origins],
+            "origins": [_six_figures(p.provenance.get(name, 0.0)) for name in origins],
             "sources": _sources(p),
             "path": path,
             "fit_words": fit_words(p.fits_probability),
             "notes": [*p.reasons, *p.warnings],
-            "elasticity": _short_figures(turned.elasticity[i].tolist()),
-            "ratio": [_short_figures(ratios) for ratios in turned.ratio[i].tolist()],
+            "elasticity": _all_six_figures(turned.elasticity[i].tolist()),
+            "ratio": [_all_six_figures(ratios) for ratios in turned.ratio[i].tolist()],
         }
         records.append(record)
     unit = "tokens" if predictions[0].seq_len > 1 else "samples"
@@ -153,17 +153,17 @@ def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
         "usd": run.usd_per_million_tokens,
         "energy_j": run.energy_per_million_tokens_j,
     }
-    return {name: _short(value) for name, value in priced.items() if value is not None} | {
-        "step_s": _short(p.step_time_s),
-        "lo_s": _short(p.step_time_lo_s),
-        "hi_s": _short(p.step_time_hi_s),
-        "tokens_per_s": _short(p.tokens_per_s_per_device * p.devices),
-        "tokens_per_s_per_device": _short(p.tokens_per_s_per_device),
-        "mfu": _short(p.mfu),
-        "bubble": _short(p.bubble_fraction),
-        "memory_bytes": _short(p.memory_needed_bytes),
-        "fits": _short(p.fits_probability),
-        "goodput": _short(run.goodput.fraction),
+    return {name: _six_figures(value) for name, value in priced.items() if value is not None} | {
+        "step_s": _six_figures(p.step_time_s),
+        "lo_s": _six_figures(p.step_time_lo_s),
+        "hi_s": _six_figures(p.step_time_hi_s),
+        "tokens_per_s": _six_figures(p.tokens_per_s_per_device * p.devices),
+        "tokens_per_s_per_device": _six_figures(p.tokens_per_s_per_device),
+        "mfu": _six_figures(p.mfu),
+        "bubble": _six_figures(p.bubble_fraction),
+        "memory_bytes": _six_figures(p.memory_needed_bytes),
+        "fits": _six_figures(p.fits_probability),
+        "goodput": _six_figures(run.goodput.fraction),
         "devices": p.devices,
         "global_batch": p.global_batch,
     }
@@ -172,7 +172,7 @@ def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
 def _sources(p: Prediction) -> list[list[Any]]:
     """The largest sources of error in words, with their half-widths of a 90 % interval."""
     largest = sorted(p.uncertainty.by_source.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
-    return [[_source_words(name), _short(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
+    return [[_source_words(name), _six_figures(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
 
 
 def _source_words(name: str) -> str:
@@ -193,14 +193,14 @@ def _is_same_in_all(made: Sequence[dict[str, Any]], name: str) -> bool:
     return len({row[name] for row in made}) == 1
 
 
-def _short(value: float) -> float:
+def _six_figures(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _short_figures(values: Iterable[float]) -> list[float]:
-    return [_short(value) for value in values]
+def _all_six_figures(values: Iterable[float]) -> list[float]:
+    return [_six_figures(value) for value in values]
 
 
 def _stage_memory(stage: Any) -> list[float]:
     """Bytes of a stage by category."""
-    return _short_figures(getattr(stage, name) for name in CATEGORIES)
+    return _all_six_figures(getattr(stage, name) for name in CATEGORIES)

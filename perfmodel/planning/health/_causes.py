@@ -334,23 +334,23 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
     for (low, low_value), (high, high_value) in pairwise(zip(severities, values, strict=True)):
         for part in range(_BETWEEN):
             share = part / _BETWEEN
-            value = _between(low_value, high_value, share)
+            value = _geometric_mean(low_value, high_value, share)
             sync_s = None
             if low.gradient_sync_s is not None and high.gradient_sync_s is not None:
                 sync_s = (1 - share) * low.gradient_sync_s + share * high.gradient_sync_s
             small_batch_s = passes_s = None
             if low.small_batch_s is not None and high.small_batch_s is not None:
-                small_batch_s = _between(low.small_batch_s, high.small_batch_s, share)
+                small_batch_s = _geometric_mean(low.small_batch_s, high.small_batch_s, share)
             if low.passes_s is not None and high.passes_s is not None:
-                passes_s = _between(low.passes_s, high.passes_s, share)
+                passes_s = _geometric_mean(low.passes_s, high.passes_s, share)
             refined.append(
                 Severity(
                     description=fault.description.format(value),
                     weight=(1 - share) * low.weight + share * high.weight,
-                    step_s=_between(low.step_s, high.step_s, share),
+                    step_s=_geometric_mean(low.step_s, high.step_s, share),
                     gradient_sync_s=sync_s,
                     passes_s=passes_s,
-                    clock_share=_between(low.clock_share, high.clock_share, share),
+                    clock_share=_geometric_mean(low.clock_share, high.clock_share, share),
                     small_batch_s=small_batch_s,
                 )
             )
@@ -359,7 +359,7 @@ def _refined(fault: _MachineFault, severities: Sequence[Severity]) -> tuple[Seve
     return tuple(replace(severity, weight=severity.weight / total) for severity in refined)
 
 
-def _between(low: float, high: float, share: float) -> float:
+def _geometric_mean(low: float, high: float, share: float) -> float:
     return low ** (1 - share) * high**share
 
 

@@ -208,8 +208,8 @@ def check_run(
     # interval.
     deviation = log_deviation(expected)
 
-    # What the log itself shows (checkpoints, slow steps, options that differ) is named first; hidden faults are left
-    # the rest.
+    # Causes that the log itself shows (checkpoints, slow steps, options that differ) come first. Hidden faults explain
+    # the remaining time.
     excess = log_ratio(series.usual_s, expected.step_time_s)
     timers = _timers(log, job.problem.job.global_batch, expected)
     small_batch = _small_batch(series, step_problem, intended)
@@ -348,7 +348,7 @@ def _observed(
     if series.small_batch is not None:
         batch_ratio = series.before_drift_s / series.small_batch.step_s
     return Observed(
-        # What slows down later on is a cause of its own.
+        # A later slowdown is a separate cause.
         steady_s=series.before_drift_s,
         expected_s=expected.step_time_s,
         deviation=deviation,

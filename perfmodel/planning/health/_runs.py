@@ -46,8 +46,7 @@ def runs_of_logs(
         layout, _ = layout_of(job.problem, job.ran)
         global_batch, seq_len = job.problem.job.global_batch, job.problem.job.seq_len
 
-        # The script's save interval tells which stalls are checkpoints, where the log does not
-        # report them.
+        # If the log does not report checkpoints, the script's save interval identifies the stalls that are checkpoints.
         save_period = save_every(Path(launch.path).read_text(errors="replace"))
         series = step_series(log, global_batch * seq_len, layout.devices, global_batch, save_period)
         runs.append(

@@ -37,7 +37,7 @@ def health_text(health: "RunHealth") -> str:
             if cause.evidence:
                 lines.append(f"   {cause.evidence}")
             lines.append(f"   remedy: {cause.remedy}")
-        # What a log shows itself is no guess; beside guesses there is the chance that nothing is wrong.
+        # Causes that the log shows are certain. With guessed causes, there is a chance that nothing is wrong.
         if any(cause.probability < 1 for cause in health.causes):
             no_fault = f"{health.no_fault_probability:.0%}" if health.no_fault_probability >= 0.005 else "below 1%"
             lines.append(f"probability that there is no fault and the site is just slower than most: {no_fault}")

@@ -179,7 +179,7 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
         # fits. The first comparison also counts invalid layouts, and saves spreading grids that
         # cannot hold it.
         if smallest is None or cost.peak_bytes.min() < smallest[1]:
-            peak = _spread(cost, np.where(cost.grid.valid, cost.peak_bytes, np.inf))
+            peak = _over_layouts(cost, np.where(cost.grid.valid, cost.peak_bytes, np.inf))
             if smallest is None or peak.min() < smallest[1]:
                 smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
 
@@ -189,14 +189,14 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
         if n_fitting:
             feasible += n_fitting
             possible.append(cost)
-            bounds.append(np.where(_spread(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
+            bounds.append(np.where(_over_layouts(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
     if smallest is None:
         raise LayoutError("the search has no layout to evaluate")
     bound_s = np.concatenate(bounds) if bounds else np.zeros(0, np.float32)
     return Candidates(tuple(possible), bound_s, feasible, smallest)
 
 
-def _spread(cost: GridCosts, values: np.ndarray) -> np.ndarray:
+def _over_layouts(cost: GridCosts, values: np.ndarray) -> np.ndarray:
     """Expand values per memory state to values per layout of the grid."""
     return np.broadcast_to(cost.spread(values), cost.grid.shape)
 
@@ -229,6 +229,6 @@ def _frame(cost: GridCosts, places: Int[np.ndarray, " some"]) -> "pd.DataFrame":
             if name == "recompute_full_layers":  # of every stage alike
                 values = [sum(value or ()) for value in values]
             columns[name] = np.array(values)[axis]
-    columns["peak_bytes"] = _spread(cost, cost.peak_bytes)[index]
+    columns["peak_bytes"] = _over_layouts(cost, cost.peak_bytes)[index]
     columns["bound_s"] = cost.bound_s[index]
     return pd.DataFrame(columns, index=pd.RangeIndex(len(places)))

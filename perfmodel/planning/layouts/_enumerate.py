@@ -68,8 +68,8 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         if not shards:
             continue
 
-        # The number of layers and which recompute modes differ do not depend on sequence
-        # parallelism, so that any valid shard tells them for all.
+        # Neither the number of layers nor the set of different recompute modes depends on sequence parallelism, so any
+        # valid shard determines them.
         cut = divided(Shard.of(degrees.replace(sequence_parallel=shards[0].sequence_parallel)))
         if not isinstance(cut, Divided):  # `_shards` has counted why
             continue
@@ -221,7 +221,7 @@ def _pipelines(
             continue
         else:
             schedule = name if vpp == 1 else LOOPED[name]
-            # Of all degrees only these matter to a schedule.
+            # These are the only degrees that matter to a schedule.
             canonical = Layout(
                 pp=pp,
                 micro_batch=degrees.dp * degrees.micro_batch,

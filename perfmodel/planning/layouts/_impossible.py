@@ -93,7 +93,7 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
     if "global_batch" in named:
         global_batch = question.problem.job.global_batch
         for n in _around(global_batch, global_batch + NEAR):
-            if _possible(_moved(question, question.of(global_batch=n))):
+            if _possible(_with_other_devices(question, question.of(global_batch=n))):
                 changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
                 break
     return Impossible(str(error), tuple(changes))
@@ -112,7 +112,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
 
     # The smallest layout and the share of memory that the framework leaves free.
     enough = question.step_problem.framework.memory.memory_to_hold(need)
-    changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
+    changes = [Change(f"{_rounded_up(enough / GIB)} GiB per device", {"memory_bytes": _rounded_up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
 
     # Options that save memory help training alone; copies to the host need a link to it.
@@ -192,8 +192,7 @@ def _smallest_contradiction(question: Question, goal: Goal, executor: Executor) 
 
 def _with_more_devices(question: Question, goal: Goal, executor: Executor) -> list[Change]:
     """The smallest multiple of the devices on which some layout satisfies all constraints, if there is one."""
-    # More devices shorten the step. Each multiple is a search of its own, hence only the smaller
-    # ones.
+    # More devices shorten the step. Each multiple needs a separate search, so only small ones are tried.
     for k in MULTIPLES[:5]:
         n = k * question.devices
         if n > question.problem.cluster.capacity:
@@ -220,24 +219,24 @@ def _loosened(constraint: Constraint, violation: float) -> str:
     """The constraint with a threshold that the least violation satisfies."""
     lhs, sign, rhs = constraint.lhs, constraint.sign, constraint.rhs
     if sign == "==":
-        return f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_up(violation)!r}"
+        return f"max({lhs.text} - {rhs.text}, {rhs.text} - {lhs.text}) <= {_rounded_up(violation)!r}"
     if not rhs.names:
         threshold = float(rhs(_none).lo)
-        loosened = _up(threshold + violation) if sign[0] == "<" else _down(threshold - violation)
+        loosened = _rounded_up(threshold + violation) if sign[0] == "<" else _rounded_down(threshold - violation)
         return f"{lhs.text} {sign} {loosened:.12g}"
-    return f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_up(violation)!r}"
+    return f"{lhs.text} {sign} {rhs.text} {'+' if sign[0] == '<' else '-'} {_rounded_up(violation)!r}"
 
 
 def _none(name: str) -> Any:
     raise AssertionError(name)
 
 
-def _up(value: float) -> float:
+def _rounded_up(value: float) -> float:
     """Round up to four digits, to a number above the value."""
     return _rounded(value, ceil, 1e-6)
 
 
-def _down(value: float) -> float:
+def _rounded_down(value: float) -> float:
     """Round down to four digits, to a number below the value."""
     return _rounded(value, floor, -1e-6)
 
@@ -276,7 +275,7 @@ def _freed(question: Question, name: str) -> Change:
     )
 
 
-def _moved(question: Question, target: Question) -> Question:
+def _with_other_devices(question: Question, target: Question) -> Question:
     """The question moved to `target`, with its default space except for the fields restricted here."""
     # Default values depend on devices and batch, so that they are those of the target. What the
     # user restricted or freed stays.
@@ -291,7 +290,7 @@ def _moved(question: Question, target: Question) -> Question:
 
 
 def _on_devices(question: Question, devices: int) -> Question:
-    return _moved(question, question.of(devices=devices))
+    return _with_other_devices(question, question.of(devices=devices))
 
 
 def _around(n: int, largest: int) -> Iterator[int]:

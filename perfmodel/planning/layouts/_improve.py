@@ -229,7 +229,7 @@ def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Im
         raise LayoutError(f"no division of {layout.label} into stages fits into memory")
 
     def compared_s(method: str) -> float:
-        # Of two that differ by rounding the relaxation's is taken, which was asked for.
+        # If two results differ only by rounding, the relaxation's is kept, because the user asked for it.
         tolerance = 0.0 if method == "relaxation" else SAME
         return results[method].step_time_s * (1 + tolerance)
 

@@ -180,8 +180,8 @@ class Goal:
         priced = tariff.price_per_device_hour is not None
         listed = tariff.price_per_device_hour == self.step_problem.cluster.device.usd_per_hour
 
-        # A list price from the catalog tells little by itself: the cost is shown for prices of
-        # the user, or for a training run.
+        # A list price from the catalog is not very informative. The cost is shown only for the user's own prices or for
+        # a training run.
         if priced and (tariff.tokens or not listed):
             names.add("cost")
         if tariff.power_w is not None and tariff.idle_power_w is not None:

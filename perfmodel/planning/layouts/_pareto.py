@@ -111,7 +111,7 @@ def pareto(
     candidates = price(question, rejected, report)
     with open_executor(workers, dask) as executor:
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
-    # What was not evaluated is dominated by its bounds alone.
+    # Layouts that were not evaluated are dominated already by their bounds.
     dominated = candidates.feasible - evaluated
     if dominated:
         rejected[Rejection(Reason.DOMINATED)] += dominated

@@ -144,14 +144,14 @@ def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]
         for layout in grid.layouts():
             pipeline = layout.effective_schedule, layout.pp
             if pipeline not in in_order:
-                in_order[pipeline] = _in_order(*pipeline)
+                in_order[pipeline] = _fills_ranks_in_order(*pipeline)
             if not in_order[pipeline]:
                 rejected[Rejection(Reason.ONE_KIND, f"schedule {layout.schedule}")] += 1
                 continue
             yield from (layout.replace(kinds=supply) for supply in supplies)
 
 
-def _in_order(schedule: str, ranks: int) -> bool:
+def _fills_ranks_in_order(schedule: str, ranks: int) -> bool:
     """Whether pipeline ranks hold one stage each, in order and without copies."""
     scheduler = get_schedule(schedule)
     return scheduler.stage_map(ranks, scheduler.chunks_for(1)).tolist() == [[rank] for rank in range(ranks)]

@@ -184,7 +184,7 @@ def _search_in_turn(
     results: list[SearchResult] = []
     with open_executor(options.workers, options.dask) as executor:
         for question, goal in zip(questions, goals, strict=True):
-            # What the questions before reached spares the evaluation of layouts that cannot be among the best.
+            # The results of earlier questions rule out layouts that cannot be among the best.
             reached = chain.from_iterable(result.values for result in results)
             values = sorted(goal.objective.display_value(value) for value in reached)
             cutoff = values[options.top - 1] if len(values) >= options.top else np.inf
@@ -465,7 +465,7 @@ def _beyond(question: Question, goal: Goal, best_value: float, executor: Executo
     best = fastest(question.beyond_framework, goal, executor)
     if best is None or not best.value < best_value:
         return None
-    # What the framework can run is its own best, in other rounding.
+    # The layout found is the framework's own best, up to rounding.
     refused = question.problem.framework.cannot_run(best.layout)
     if not refused:
         return None

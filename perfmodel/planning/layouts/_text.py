@@ -237,7 +237,7 @@ def _account(console: "Console", result: "SearchResult") -> None:
                 f"{buckets.gain:.1%} faster than ranked here (with a bucket per layer)",
                 markup=False,
             )
-    # Cuts that gain nothing are told as a number alone.
+    # Only the number of cuts without a gain is shown.
     n_even = sum(cut.gain <= 1e-3 for cut in cuts)
     if n_even:
         console.print(f"uneven stages were tried for {n_even} layouts and were no faster")

@@ -161,7 +161,7 @@ def evaluate(
             ]
             complete = not len(remaining)
             report("evaluate", len(evaluated), len(evaluated) + len(remaining))
-            # Of millions only the nearest are sorted.
+            # Among millions of layouts only the nearest are sorted.
             if len(remaining) > NEAR * BATCH:
                 remaining = remaining[np.argpartition(bound[remaining], NEAR * BATCH)[: NEAR * BATCH]]
             remaining = promising(remaining[np.lexsort((remaining, candidates.bound_s[remaining], bound[remaining]))])
@@ -247,7 +247,8 @@ def evaluate_some(
     known: Evaluations,
 ) -> None:
     """Evaluate some layouts and store their step times."""
-    # What a resumed search knows is not evaluated again; what is new is saved at once, as an interrupt may follow.
+    # A resumed search does not evaluate known layouts again. New results are saved at once, because an interrupt may
+    # follow.
     numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
     if not len(numbers):
         return

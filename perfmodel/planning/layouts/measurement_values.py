@@ -128,8 +128,7 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
 
-    # A profile splits the step by class of event, so that it tells of sources that one run cannot
-    # tell apart.
+    # A profile splits the step by class of event, so it separates sources of error that one run cannot.
     observations = runs_and_pairs(loads, noise_sd, int(mean.argmin()))
     if before_runs:
         names = shared_errors(predictions)[0]
@@ -157,9 +156,8 @@ def _loads(
     signal: Float[np.ndarray, "nodes layouts layouts"],
 ) -> Float[np.ndarray, "nodes layouts sources"]:
     """Return a root of the layouts' covariance without noise, the sources of error that layouts share first."""
-    # Per node, errors of kernels and links scatter by the node's scale; those of the site do not.
-    # What the shared sources leave of the covariance is layouts' own, and gets a square root of
-    # its own.
+    # Per node, errors of kernels and links scatter by the node's scale; those of the site do not. The part of the
+    # covariance that shared sources do not explain belongs to single layouts and gets a separate square root.
     names, shared, _ = shared_errors(predictions)
     within = problem.site_prior.scales.within
     is_site_class = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)

@@ -161,11 +161,11 @@ class SpaceWords:
         from perfmodel.planning.layouts._space import default_space, restrict, with_options, with_schedules
 
         default = default_space(problem, fewer_devices=self.fewer_devices)
-        default = with_options(default, _listed(self.vary), problem.cluster)
-        return restrict(with_schedules(default, _listed(self.schedules)), self.fix)
+        default = with_options(default, _comma_separated(self.vary), problem.cluster)
+        return restrict(with_schedules(default, _comma_separated(self.schedules)), self.fix)
 
 
-def _listed(names: str | Sequence[str]) -> str:
+def _comma_separated(names: str | Sequence[str]) -> str:
     return names if isinstance(names, str) else ",".join(names)
 
 

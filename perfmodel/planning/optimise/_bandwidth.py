@@ -113,7 +113,7 @@ def bandwidth_problem(problem: StepProblem, layout: Layout) -> tuple[Relaxation,
         raise LayoutError(f"layout {layout.label} has fewer than two links, so bandwidth cannot be split")
     link_of_class = np.array([links.index(name) if name in links else 0 for name in names])
 
-    # What faster links shorten is volume over bandwidth; the rest is latency.
+    # Faster links shorten only volume over bandwidth; the rest is latency.
     has_link = np.array([name in links for name in names])
     volume_s = np.where(has_link, (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
     volume_s = np.clip(volume_s, 0.0, now_s)

@@ -96,8 +96,8 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
             f"layout {layout.label} does not fit into memory; give a layout that fits to optimise its micro-batch sizes"
         )
 
-    # In the usual structure all micro-batches share their durations. Here each gets classes of
-    # its own, whose seconds follow its size.
+    # In the usual structure all micro-batches share their durations. Here each micro-batch gets separate classes, whose
+    # seconds follow its size.
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
 
     # Price the sizes that fit, and 1, exactly; others are interpolated.
@@ -131,7 +131,7 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     equal = (layout.micro_batch,) * spec.micro_batches
     relaxed = [tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts]
     starts = [equal, *relaxed]
-    end = descend(list(dict.fromkeys(starts)), _moved, step_s)
+    end = descend(list(dict.fromkeys(starts)), _single_moves, step_s)
     best_s, equal_s = (float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal])))
     best_uniform = min(uniform, key=uniform.__getitem__)
     return MicroBatchResult(
@@ -176,12 +176,12 @@ def by_micro_batch(
     return refined, old_class, micro_batch
 
 
-def _moved(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+def _single_moves(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
     return (sizes for sizes in neighbours(at, 2) if min(sizes) >= 1)
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
-    return _between(jnp, values, values["batch"][values["of"]])
+    return _interpolated(jnp, values, values["batch"][values["of"]])
 
 
 def _limits(values: Values) -> Float[Array, " micro_batches"]:
@@ -190,10 +190,10 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
 
 def _of_sizes(constants: Values, sizes: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
     """Durations for many sets of whole sizes at once, in double precision."""
-    return _between(np, constants, np.minimum(sizes[:, constants["of"]], constants["sizes"][-1]))
+    return _interpolated(np, constants, np.minimum(sizes[:, constants["of"]], constants["sizes"][-1]))
 
 
-def _between(xp: Any, constants: Values, size: Any) -> Any:
+def _interpolated(xp: Any, constants: Values, size: Any) -> Any:
     """Interpolate the seconds of classes for micro-batch sizes [..., classes] between the known sizes, with `jax.numpy`
     or `numpy`."""
     sizes, by_size = constants["sizes"], constants["by_size"]
@@ -348,8 +348,7 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     began = time.perf_counter()
     layout_batch = _reducing(problem, layout)
 
-    # Each number of buckets is a structure of its own, within which layers move; the best of all
-    # numbers is taken.
+    # Each number of buckets is a separate structure, within which layers move. The best number wins.
     groupings = [Grouping(problem, layout_batch, n) for n in sorted(set(numbers))]
     ends = [descend([grouping.equal], grouping.moves, grouping.step_s) for grouping in groupings]
     fastest = min(range(len(ends)), key=lambda which: ends[which].value)

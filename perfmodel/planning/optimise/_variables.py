@@ -72,7 +72,7 @@ class Box:
         return self.low + (self.high - self.low) * share
 
     def rounded(self, free: Float[np.ndarray, "..."]) -> np.ndarray:
-        return _plain(self, free)
+        return _as_python(self, free)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Shares(_Parts):
             raise PerfModelError(f"shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
 
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        return _plain(self, free)
+        return _as_python(self, free)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class WholeShares(_Parts):
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         # Round the running sums and take their differences: each sum is off by half a unit at
         # most, so that errors do not add up, and the last one is the total.
-        excess = np.asarray(_plain(self, free), float) - self.least
+        excess = np.asarray(_as_python(self, free), float) - self.least
         ends = np.rint(np.cumsum(excess)).astype(int)
         ends[-1] = self.total - self.least * self.n
         return np.diff(np.append(0, ends)) + self.least
@@ -168,5 +168,5 @@ def starts(
     }
 
 
-def _plain(variable: Any, free: np.ndarray) -> np.ndarray:
+def _as_python(variable: Any, free: np.ndarray) -> np.ndarray:
     return np.asarray(variable.relaxed(jnp.asarray(free), jnp.asarray(1.0)))

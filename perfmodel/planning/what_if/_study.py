@@ -285,7 +285,7 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     cluster = scenario.cluster(problem.cluster)
     kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)
 
-    # What was measured under one power limit does not hold under another, for which the energies of the die are left.
+    # Slowdowns measured under one power limit do not hold under another. There, the energies of the die are used.
     same_power = device.power_w == problem.cluster.device.power_w
     site = problem.site if same_power else replace(problem.site, loads=())
     delays_s = scenario.delays_s

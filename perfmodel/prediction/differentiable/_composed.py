@@ -167,7 +167,7 @@ def _between_blocks(
     requests: list[PriceRequest] = []
     for i, type_problem in enumerate(problems):
         for part, begin in zip(parts, starts[:-1], strict=True):
-            events_between = _between(type_problem, part.batches[i], cuts, knots, layers)
+            events_between = _events_at_knots(type_problem, part.batches[i], cuts, knots, layers)
             entries.append((i * len(knots) + events_between.knot) * starts[-1] + begin + events_between.class_index)
             entry_ops.append(events_between.op_index)
             requests.append(PriceRequest(type_problem, events_between.ops, _event_pricer(events_between.ops)))
@@ -291,7 +291,7 @@ def _stacked(
         shape: element types and lanes of the shards.
 
     Returns:
-        Events, padded to the longest shard by some that occur nowhere; and the place of each in its shard.
+        Events, padded with unused ones to the length of the longest shard; and the place of each event in its shard.
     """
     n = max(shard.counts.shape[-1] for shard in events)
     missing = [n - shard.counts.shape[-1] for shard in events]
@@ -340,7 +340,7 @@ def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
     return knots[(knots >= 0) & (knots <= layers.sum())]
 
 
-def _between(
+def _events_at_knots(
     problem: StepProblem,
     layout_batch: LayoutBatch,
     cuts: Cuts,

@@ -159,7 +159,7 @@ class _Collectives:
         return self.collectives.times(self.cluster, ops)
 
 
-def _on(problem: StepProblem, cluster: Cluster) -> StepProblem:
+def _on_cluster(problem: StepProblem, cluster: Cluster) -> StepProblem:
     """The problem with the prices of another cluster; its events stay the same, because they do not depend on rates."""
     return problem.repriced(_Kernels(problem.kernels, cluster.device), _Collectives(problem.collectives, cluster))
 
@@ -205,7 +205,7 @@ def joined_prices(parts: Sequence[Prices]) -> Prices:
 def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np.ndarray, "n r"]]:
     """Logarithm of the events' times with the logarithm of each rate in turn increased by this amount."""
     columns: list[list[np.ndarray]] = [[] for _ in requests]
-    # In a session of its own: no later call can use these prices.
+    # A separate session, because no later call can use these prices.
     with Session():
         for cluster in machines(requests[0].problem.cluster, float(np.exp(log_factor))):
             # Regressors are faster on all events of a problem together than list by list.
@@ -214,7 +214,7 @@ def _log_s(requests: Sequence[PriceRequest], log_factor: float) -> list[Float[np
             for request in requests:
                 number = id(request.problem)
                 if number not in problems:
-                    problems[number] = _on(request.problem, cluster)
+                    problems[number] = _on_cluster(request.problem, cluster)
                 ops_of_problem[number] += request.ops
             for number, ops in ops_of_problem.items():
                 priced_events(problems[number], ops)

@@ -41,7 +41,7 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
 
     passes_s = _passes_s(model, grid, send_s)
 
-    # What states add depends on the order of a shard's dimensions and on the shape of a pipeline.
+    # The cost of states depends on the order of a shard's dimensions and on the shape of the pipeline.
     by_order = model.state_seconds(grid)
     order_of_shard = model.orders(grid)[1]
 
@@ -230,7 +230,7 @@ def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes:
 
 def _memory_costs(model: GridModel, grid: LayoutGrid) -> GridCosts:
     """The costs of a grid without its bounds, which need times."""
-    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory, but for weights
+    # Other choices of shards (overlap, order of dimensions) and of states (overlap) take no memory, except for weights
     # that ZeRO 3 gathers ahead.
     shards, of_shard = distinct([choice.sequence_parallel for choice in grid.shards])
     memory_of_states = []

@@ -83,7 +83,7 @@ class PipelineBlocks:
     @cached_property
     def ranks(self) -> RankBlocks:
         """Ranks that may be the fullest."""
-        # Of ranks with slots, too, the fullest is among those that hold no fewer blocks than others.
+        # With slots, too, the fullest rank is one that holds no fewer blocks than any other.
         live = self.pipeline.live.with_slots(self.slots_per_stage, len(self.counts))
         return RankBlocks.of(self.counts, self.full, live)
 

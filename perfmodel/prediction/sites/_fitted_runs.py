@@ -125,7 +125,8 @@ class FittedRuns:
         other_points: Float[np.ndarray, "layouts coordinates"],
     ) -> CovarianceTerms:
         """Covariances of observations with others."""
-        # What traces add to runs has slopes but no coordinates: it is alike by the parameters and the overall factor.
+        # Observations from traces have slopes but no coordinates: only the parameters and the overall factor relate
+        # them to layouts.
         shared, alone = np.zeros((2, len(slopes), len(other_slopes)))
         shared[: len(points), : len(other_points)] = self.likeness.shared(points, other_points)
         alone[: len(points), : len(other_points)] = self.likeness.alone(points, other_points)

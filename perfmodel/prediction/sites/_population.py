@@ -309,7 +309,7 @@ class SitePrior:
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
         of_classes = dict(zip(CLASSES, loads.tolist(), strict=True))
 
-        # What was assumed, extrapolated or idles makes a time less certain.
+        # Unstated settings, extrapolation and bubbles make a time less certain.
         of_degrees = {}
         for name, sd in zip(DEGREES, self.degrees.tolist(), strict=True):
             of_degrees[name] = sd * degrees.get(name, 0.0)
@@ -439,7 +439,7 @@ def fit_without(source: str, fits: Collection[str]) -> str:
     fitted_teams = frozenset[str]().union(*teams_left_out.values()) & teams_of(source)
     if not fitted_teams:
         return ""
-    # Of the fits without all of these teams, the one that lost least.
+    # Among the fits that leave out all of these teams, take the one that leaves out the fewest others.
     covering = [name for name, teams in teams_left_out.items() if fitted_teams <= teams]
     if not covering:
         raise PerfModelError(

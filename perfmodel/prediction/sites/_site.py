@@ -160,7 +160,7 @@ FORWARD_SHARE: Final = 2 / 5
 def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
     """Time of fused attention of a kernel generation, relative to the cost models' time on a device."""
     if device.architecture.startswith("CDNA"):
-        # Of older dies no table has attention: theirs are of the same design as the oldest that was measured.
+        # No table has attention on older dies. Their kernels have the design of the oldest measured ones.
         die = device.die if device.die in _AMD_LIBRARIES else "gfx942"
         of_library = _AOTRITON if kernel in _OF_TORCH else _AMD_LIBRARIES
         return _OLDER.get(kernel, 1.0) * _slowdown_of(of_library[die], op)

@@ -58,16 +58,18 @@ class LayoutKernel:
     ) -> Float[np.ndarray, "n m"]:
         """Covariance shared by layouts."""
         # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts are.
-        return self.near**2 * np.exp(-_apart(a, b) / self.length)
+        return self.near**2 * np.exp(-_distances(a, b) / self.length)
 
     def alone(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
         """Covariance specific to a single layout (nugget)."""
-        return self.own**2 * (_apart(a, b) == 0)
+        return self.own**2 * (_distances(a, b) == 0)
 
 
-def _apart(a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]) -> Float[np.ndarray, "n m"]:
+def _distances(
+    a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
+) -> Float[np.ndarray, "n m"]:
     """Euclidean distances of layouts."""
     return np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))
 

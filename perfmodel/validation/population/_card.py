@@ -105,7 +105,7 @@ def _worth_of_runs(fit: PopulationFit) -> list[str]:
         "all other runs of the source are known, and if a single factor corrects the median of its runs.",
         _table(
             ("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"),
-            _few(fit),
+            _rows_of_few_runs(fit),
         ),
     ]
 
@@ -130,8 +130,7 @@ def _coverage(fit: PopulationFit) -> list[str]:
             )
         )
 
-    # Errors of whole groups left out show whether intervals hold where nothing of the kind was
-    # seen.
+    # Errors of whole groups left out show whether intervals hold for kinds of runs that were never seen.
     driver_texts = [f"{_percent(half)} ({UNKNOWNS[name]})" for name, half in coverage.added.items()]
     drivers = "; ".join(driver_texts) or "nothing, because missing facts do not widen the interval"
     return [
@@ -191,7 +190,7 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
         )
 
 
-def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+def _rows_of_few_runs(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     """Yield rows of errors by the number of known runs: the mean over sources, then each source."""
     log, source = fit.score.runs.log, fit.score.runs.labels["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}

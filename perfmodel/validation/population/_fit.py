@@ -218,8 +218,8 @@ def unknown_of(runs: SiteRuns, folds: Folds) -> Float[np.ndarray, "runs drivers"
     names, labels = list(UNKNOWNS), runs.labels
     unknown = np.zeros((len(runs.log), len(names)))
     for left_out, predicted in zip(folds.left_out, folds.predicted, strict=True):
-        # What counts as unknown depends on what is left: a framework whose only runs are in the
-        # fold is unseen.
+        # Which facts count as unknown depends on the remaining runs: a framework whose only runs are in the fold is
+        # unseen.
         seen = seen_in(labels, ~left_out)
         for run in np.flatnonzero(predicted):
             of_site = seen.unknown(

@@ -380,7 +380,7 @@ class Score:
                 covariance = fixed_part + scale * within_part + own_scale * (repeats_part + noise_part)
                 start = (covariance, residual[index], jnp.zeros(()))
                 (covariance, remainder, log), _ = jax.lax.scan(given, start, drawn)
-                # Of the known runs nothing is left, and they are not predicted.
+                # Known runs have no remaining error and are not predicted.
                 variance = jnp.where(is_unknown, jnp.diag(covariance), 1.0)
                 return log, _log_normal(remainder, variance)
 

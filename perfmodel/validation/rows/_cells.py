@@ -174,7 +174,7 @@ def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     degrees = _degrees(row)
     tp, pp, dp = (degrees[name] for name in _DEGREES)
 
-    # Of batch, micro-batch and micro-batches per replica any two give the third.
+    # Any two of batch, micro-batch and micro-batches per replica determine the third.
     per_replica = number(row, "num_microbatches")
     global_batch = count(row, "global_batch", 0) or _batch_of_throughput(row, seq_len)
     micro_batch = count(row, "micro_batch", 0)

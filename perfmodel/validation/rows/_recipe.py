@@ -52,8 +52,7 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     if isinstance(model, Transformer):
         layout |= _partition(row, model, set_by.get("fewer_on_last_stage", 0))
 
-    # What the row itself says of recompute wins over the recipe, which is filled in only where it
-    # says nothing.
+    # The row's own statement on recompute overrides the recipe, which applies only if the row does not mention it.
     if not recompute_of(row):
         if set_by.get("recompute_modules"):
             job["recompute_modules"] = set_by["recompute_modules"]

@@ -179,8 +179,7 @@ def stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) ->
     if switches.get("bf16 gradients"):
         job_fields["grad_dtype"] = "bf16"
 
-    # A row with adapters (LoRA) trains these alone. Their exchange by all-to-all is a switch of
-    # its own.
+    # A row with adapters (LoRA) trains only these. Whether they are exchanged by all-to-all is a separate switch.
     rank = adapter_rank_of(row)
     if rank is not None:
         job_fields |= {"frozen": True, "adapter_rank": rank}

@@ -207,7 +207,7 @@ def _read(
             refused.append(error)
             continue
         readable.append(Completion(case, prior, rows[i].chosen))
-    # What the framework cannot run is no choice, unless the run states it.
+    # Values that the framework cannot run are not considered, unless the run states them.
     able = [candidate for candidate in readable if not framework.cannot_run(candidate.case.layout)] or readable
     # Frameworks are weighed elsewhere: what one of them cannot run must not lower its own weight.
     total = sum(candidate.prior for candidate in able)
@@ -248,7 +248,7 @@ def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framewo
         return [(framework_of(f"{known}@{year}")[0], 1.0)]
     if known:
         return _versions_of(known, priors)
-    # Any framework that published runs have used may have run it, and what the run states tells them apart.
+    # Any framework that published runs have used may have run it, and the run's statements distinguish them.
     used = priors.counts.get("framework", {}).get(EVERYWHERE, {})
     names = [name for name in catalog.frameworks() if name != GENERIC and (name in used or not used)]
     generic = catalog.framework(GENERIC)
@@ -318,7 +318,7 @@ def _likelihood(run: DescribedRun, framework: Framework, priors: ChoicePriors) -
         chances = priors.probabilities(choice.name, features.contexts(choice.chain), values)
         likelihood *= float(chances[0])
 
-    # Which kinds of parallelism a run uses, and in which degrees, tells frameworks apart too.
+    # Which kinds of parallelism a run uses, and in which degrees, distinguishes frameworks, too.
     kind = parallelism_of(case.layout.tp, case.layout.pp)
     chances = priors.probabilities(PARALLELISM, features.contexts(PARALLELISM_CHAIN), PARALLELISMS)
     likelihood *= float(chances[PARALLELISMS.index(kind)])

@@ -24,7 +24,7 @@ class Recompute(OpenChoice):
     """Recomputation: none, parts of layers, some layers, or all layers."""
 
     name = "recompute"
-    # Whoever has room to spare repeats nothing.
+    # People with memory to spare do not recompute.
     chain = (("size",), ("size", "era"), ("need",), ("framework",))
 
     def matters(self, case: Case) -> bool:

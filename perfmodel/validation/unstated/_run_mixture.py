@@ -243,12 +243,12 @@ def _timed(
     Raises:
         PerfModelError: as `predict_run`.
     """
-    # Choices that take memory first: they decide which completions can have fitted. The rest is
-    # filled in for the survivors.
+    # First fill in the choices that affect memory, which decide which completions can have fitted. The others are
+    # filled in only for those that remain.
     candidates, _ = completions(run, framework, priors)
 
-    # A run that ran, or is to run, fits: completions that need too much memory are ruled out. Of
-    # a run that is said to have run out of memory none is.
+    # A run that ran, or is meant to run, fits into memory, so completions that need too much are ruled out. If the run
+    # is known to have run out of memory, all completions stay.
     memory = _memory_of_run(candidates, calibration, site, ran_out=run.ran_out_of_memory)
     likely = []
     for weighed, weight in zip(memory.completions, memory.posterior.tolist(), strict=True):
@@ -415,7 +415,7 @@ def _memory_contradiction(weighed: list[_Weighed]) -> str:
     capacity = case.cluster.device.memory_bytes
     shown = fullness(best.problem, case.layout, memory) * capacity
 
-    # What takes most says where the description, or the prediction, is wrong.
+    # The largest category shows where the description or the prediction is wrong.
     by_category = {name: n_bytes for name, n_bytes in fullest.to_dict().items() if name != "peak"}
     largest = max(by_category, key=by_category.__getitem__)
     return (

@@ -348,7 +348,7 @@ def constants(
     near, far = fabric.inside.link_class, fabric.levels[level].link_class
     inside, between = near.name, far.name
 
-    # what no measurement moved keeps its expected value
+    # Effects without measurements keep their expected values.
     def value(*key: str) -> float:
         effect = Effect(*key)
         fitted = values.get(effect)
@@ -378,7 +378,7 @@ def constants(
         hop_between_s=far_s,
         hop_between_full_s=far_ratio * far_s * (exp(value("hop_pair")) if kind in PAIRS else 1.0),
         hop_between_line_s=far_line * far_s,
-        # what the cluster states beyond the latency that such links usually have
+        # Latency that the cluster states beyond the usual one of such links.
         shift_inside_s=fabric.latency_shift_s(level, False),
         shift_between_s=fabric.latency_shift_s(level, True),
         usual_inside_s=near.latency_s,

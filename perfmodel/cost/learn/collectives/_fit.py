@@ -96,7 +96,7 @@ def fit_all_curves(
     entries_of_series = Counter(code for (code, *_), _ in entries)
     several = {code for code, count in entries_of_series.items() if count > 1}
     of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
-    usual_curves = _usual(rows.take(healthy), healthy_series, sources)
+    usual_curves = _usual_curves(rows.take(healthy), healthy_series, sources)
     return {**series, **fit_curves(of_entries, *place), **usual_curves}
 
 
@@ -106,7 +106,7 @@ def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[Series
     return ((rows.keys[code], chosen[index]) for (code,), index in groups_of(rows.series[chosen]))
 
 
-def _usual(
+def _usual_curves(
     rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
 ) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
     """A fabric's usual curves from representative rows: at each placement, those of the best reference source that

@@ -172,7 +172,7 @@ class CollectivePrices:
         in_node = several & (groups.ranks <= groups.ranks_per_node)
         for sharing in np.unique(groups.interleaved[in_node]).tolist():
             selected = np.flatnonzero(in_node & (groups.interleaved == sharing))
-            self._fill(prices, selected, request, self._inside(request, sharing), groups, groups.ranks)
+            self._fill(prices, selected, request, self._in_node_table(request, sharing), groups, groups.ranks)
 
         # Between nodes: one table over node counts for each placement.
         between_nodes = np.flatnonzero(several & ~in_node)
@@ -205,7 +205,7 @@ class CollectivePrices:
         """Fill in the prices of the groups at positions, by a table over `count` (their ranks or nodes)."""
         size = np.log2(np.maximum(groups.buffer_bytes[at], 1.0))
         count = count[at]
-        prices.log_s[at] = _read(table, size, count)
+        prices.log_s[at] = _interpolated(table, size, count)
 
         # Measured: a size and a count that were, at these ranks per node, half an octave more or less.
         measured = np.zeros(len(at), bool)
@@ -213,8 +213,8 @@ class CollectivePrices:
             in_range = (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
             measured |= (count == known_count) & in_range
 
-        # What was not itself measured is learned on a fabric, or links, with measurements; else it is physics, which
-        # holds up to twice the ranks that it was fitted to.
+        # Groups that were not measured count as learned if their fabric or links were; otherwise the price is physics,
+        # which is trusted up to twice the rank counts that it was fitted to.
         if table.source:
             unmeasured = np.full(len(at), "learned", dtype=object)
         else:
@@ -238,19 +238,20 @@ class CollectivePrices:
                 width = self.weights.half_width(name, request.kind, tier, is_large, table.source)
                 prices.half_width[at[same_source]] = width
 
-    def _inside(self, request: CollectiveRequest, sharing: float) -> _Table:
+    def _in_node_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node, a number of which share a host bridge (cached)."""
-        make = self._inside_table if sharing == 1 else self._bridge_table
+        make = self._new_in_node_table if sharing == 1 else self._bridge_table
         return self._tables.get_or_compute((request, sharing), lambda: make(request, sharing))
 
     def _bridge_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups that share a host bridge: no shorter than alone, and never counted as measured."""
-        # what is measured of a group alone on its bridge bounds the price, but does not make it a measured one
-        one_group = self._inside(request, 1.0)
-        shared = self._inside_table(request, sharing)
+        # The measured time of a group that has its bridge to itself bounds the price from below; the price does not
+        # count as measured.
+        one_group = self._in_node_table(request, 1.0)
+        shared = self._new_in_node_table(request, sharing)
         return _Table(RANKS, np.maximum(one_group.log_s, shared.log_s), {}, one_group.source)
 
-    def _inside_table(self, request: CollectiveRequest, sharing: float) -> _Table:
+    def _new_in_node_table(self, request: CollectiveRequest, sharing: float) -> _Table:
         """Table of groups inside a node.
 
         Bandwidth on a host bridge falls with the ranks of a group, because a ring over more of them crosses slower
@@ -273,7 +274,7 @@ class CollectivePrices:
         size_bytes = np.exp2(GRID)[None, :]
         ranks = RANKS[:, None]
         if sharing > 1:
-            # of the largest messages, which take as long as bandwidth says
+            # The factor is that of the largest messages, whose time follows from bandwidth.
             slower = correction(parts, RANKS * sharing)[:, -1:] - correction(parts, RANKS)[:, -1:]
             more_peers = peers_of(ranks * sharing) / peers_of(ranks)
             loss = more_peers ** min(0.0, float(link.peer_exponent))
@@ -284,7 +285,7 @@ class CollectivePrices:
         time_s = time_s * np.exp(correction(parts, RANKS))
         log_s = _over_bytes(np.log(time_s), source)
 
-        # a series is told as measured, and in a mesh more ranks have more links
+        # A measured series is returned unchanged, and in a mesh more ranks have more links.
         each_count_alone = isinstance(source, SeriesKey) or fabric.inside.link_class.mesh
         if not each_count_alone:
             log_s = rising(log_s, axis=0)
@@ -329,15 +330,17 @@ class CollectivePrices:
         one_node = log_s[0]
         if per_node > 1:
             bridged = fabric.inside.link_class.bridged
-            in_node_prices = self._inside(request, concurrent if bridged else 1.0)
+            in_node_prices = self._in_node_table(request, concurrent if bridged else 1.0)
             ranks_inside = np.full(len(GRID), per_node)
-            one_node = _read(in_node_prices, GRID, ranks_inside)
+            one_node = _interpolated(in_node_prices, GRID, ranks_inside)
             if not is_measured_series:
                 log_s = np.maximum(log_s, one_node)
             if bridged and request.kind in RING_KINDS and not is_measured_series:
                 # a ring over all ranks sends more over each link inside a node than one over the node's own ranks
                 more_octaves = np.log2((1 - 1 / ranks) / (1 - 1 / per_node)).ravel()
-                in_ring = np.array([_read(in_node_prices, GRID + octaves, ranks_inside) for octaves in more_octaves])
+                in_ring = np.array(
+                    [_interpolated(in_node_prices, GRID + octaves, ranks_inside) for octaves in more_octaves]
+                )
                 log_s = np.maximum(log_s, in_ring)
 
         measured: dict[float, Curve] = {}
@@ -362,7 +365,7 @@ class CollectivePrices:
                 series |= known.get(key, {})
             candidates.append((request.keys[-1], series))
 
-        # What is usual on such a fabric says nothing of an algorithm that a run is held to.
+        # The usual curves of a fabric do not apply to a run that is restricted to one algorithm.
         if request.any_algorithm:
             usual_keys = self.weights.priced_by(request.fabric, request.kind, between, level)
             candidates += [(key, known.get(key, {})) for key in usual_keys]
@@ -393,7 +396,7 @@ def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None
     >>> rising(np.array([0.0, 0.0, 3.0]), at_most=np.array([0.0, 1.0, 2.0])).tolist()
     [0.5, 1.0, 2.0]
     """
-    # what rises no faster than a line is what falls short of it by more and more
+    # A curve rises no faster than the line if its difference to the line never rises.
     if at_most is not None:
         values = at_most - rising(at_most - values)
     above = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
@@ -408,7 +411,7 @@ def _over_bytes(log_s: np.ndarray, source: CurveKey | None) -> np.ndarray:
     return rising(log_s, at_most=GRID * np.log(2.0))
 
 
-def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _interpolated(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Log time at log2 sizes and counts, by bilinear interpolation; in proportion to the size beyond the largest."""
     # Neighbours on the grid of sizes, and on that of counts, with how far the point lies from the lower one.
     place_of_size = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)

@@ -375,7 +375,8 @@ def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: s
     if not link.between_nodes and _is_mesh(link, interconnect):
         nominal *= np.minimum((rows.ranks - 1) / MESH_PEERS, 1.0)
 
-    # Small messages take their latency, which says nothing of the rate: the large ones of a placement judge for all.
+    # The time of small messages is latency and does not show the rate. The large messages of a placement therefore
+    # decide for all of its rows.
     is_large = bus / nominal >= np.maximum(LARGE_S, HOPS * rows.ranks * link.hop_s)
     share = pd.Series(np.where(is_large, bus / rows.time_s / nominal, np.nan))
     # the median of a placement under one software, so that a few slow runs do not condemn it

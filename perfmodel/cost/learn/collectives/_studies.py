@@ -161,7 +161,7 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
     weights = fit_rows(rows, None, sources)
     licensed = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
 
-    # 1. Shapes: what a series tells of a size that it was not timed at.
+    # 1. Shapes: how well a series predicts sizes that it was not timed at.
     _LOG.info("shapes")
     error, measured = shape_errors(licensed, weights, sources)
     error = np.where(measured, error, np.nan)

@@ -353,7 +353,7 @@ class CollectiveWeights:
 
     def half_width(self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None) -> float:
         """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
-        # what the price stands on says more than its provenance
+        # The curves behind a price determine its interval better than its provenance does.
         basis = provenance
         if isinstance(source, LinksKey):
             basis = "links"

@@ -261,7 +261,7 @@ def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dic
     half = hashed([rows.tokens]) % 2
     result = {}
     for basis, error in moe_errors(rows, series).items():
-        # widths of one half's rows from the errors of the other, so that none is judged by itself
+        # The widths of each half come from the errors of the other half.
         width = np.full(len(rows), np.nan)
         for k in (0, 1):
             known = _by_size(rows, np.where(half == k, np.nan, error), basis)

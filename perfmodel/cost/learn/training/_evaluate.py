@@ -68,7 +68,7 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
     record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
 
     # The largest kernels, then devices kept out: intervals outside of that range.
-    beyond, record["large_left_out"] = _large(trials)
+    beyond, record["large_left_out"] = _largest_shapes(trials)
     near_devices, far_devices, record["device_left_out"] = _devices(trials)
     intervals = replace(in_range, near=near_devices, far=far_devices, beyond=beyond)
     return Evaluation(intervals, record, shapes.params)
@@ -164,13 +164,13 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
     return round(float(covered.mean()), 4)
 
 
-def _large(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
+def _largest_shapes(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     """Errors on the largest kernels of every group, when they were left out."""
     samples = trials.samples
     size = samples.physics()[0].flops
     is_large = np.zeros(len(samples), bool)
     pairs, group = groups_of_samples(samples)
-    # of every group by itself: what is large for one device or kind is not for another
+    # Separately for each group, because a large shape of one device or kind may not be large for another.
     for number in range(len(pairs)):
         in_group = group == number
         if in_group.sum() >= FEWEST_OF_DEVICE:
@@ -202,7 +202,7 @@ def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
         index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
         error, _ = log_errors(regressor, samples, index)
 
-        # apart by how they were answered: a near relative tells more than a device of another generation
+        # Separately for near and far relatives, because near ones predict better.
         near_errors = _from_near(regressor, samples, index)
         errors["near"].append(error[near_errors])
         errors["far"].append(error[~near_errors])

@@ -112,7 +112,7 @@ def _rows_of_family(frames: Sequence[pd.DataFrame], family: str) -> int:
 
 def _set_aside(frames: Sequence[pd.DataFrame], family: str) -> dict[str, int]:
     """Rows of a family that say nothing of their kernels, by reason."""
-    # `clean_kernels` names a flaw where a row says nothing of its kernel
+    # `clean_kernels` names the flaw of rows that do not describe their kernel.
     counts: Counter[str] = Counter()
     for frame in frames:
         rows: Any = frame[text(frame, "op_family") == family]
@@ -264,7 +264,8 @@ def fit_regressor(
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
 
-    # what is saved has seen every row; it goes on from the network that was judged, so that its errors are alike
+    # The saved network is trained on every row. It continues from the evaluated network, so that its errors are
+    # similar.
     base = fit_base(samples, seed)
     training = Training(
         samples,
@@ -428,7 +429,7 @@ def fit_collectives(
         weights = replace(weights, moe=moe.fit_moe(exchanges, weights.moe))
 
     if len(rows):
-        # Groups that ran at once say nothing of one alone, and so are no part of the curves.
+        # Rows of several concurrent groups do not describe a single group, so the curves leave them out.
         all_rows = collective_rows(pd.concat(list(tables), ignore_index=True))
         weights = replace(weights, sharing={**weights.sharing, **sharing_exponents(all_rows, weights)})
 

@@ -143,7 +143,7 @@ class Training:
             self,
             start=None if self.start is None else member(self.start, index),
             seed=self.seed + index,
-            report=_in_turn(self.report, index, self.recipe.members),
+            report=_report_of_member(self.report, index, self.recipe.members),
             checkpoint=_of_member(self.checkpoint, index),
         )
 
@@ -264,7 +264,8 @@ def _step(form: StaticArgs, frozen: Parameters, rate: Any, state: Any, moments: 
     def loss(state: Any) -> Any:
         return jnp.mean(percentage_loss(_log_times(form, frozen, state, batch) - batch.log_time))
 
-    # the optimiser's step has no rate of its own: the rate changes from step to step, the compiled program does not
+    # The optimiser gets its learning rate as an argument, because the rate changes from step to step and the compiled
+    # program must not.
     updates, moments = _optimiser(form[2]).update(jax.grad(loss)(state), moments, state)
     return optax.apply_updates(state, jax.tree.map(lambda u: -rate * u, updates)), moments
 
@@ -275,7 +276,7 @@ def _error(form: StaticArgs, frozen: Parameters, state: Any, batch: Design) -> A
     return jnp.mean(jnp.abs(_log_times(form, frozen, state, batch) - batch.log_time))
 
 
-def _in_turn(report: StepReport | None, index: int, members: int) -> StepReport | None:
+def _report_of_member(report: StepReport | None, index: int, members: int) -> StepReport | None:
     """Progress of one member as part of that of all."""
     if report is None:
         return None

@@ -89,7 +89,7 @@ class Builtins(Expander):
                         value[first if i == 0 else str(int(first) + i)] = word
             else:
                 word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
-                # What a script adds to a variable that it has not set is added to nothing.
+                # A reference to the variable in its own first value is empty.
                 word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
                 position = "0" if assignment.index is None else self.index(assignment.index)
                 if assignment.appends and position in before:
@@ -112,7 +112,7 @@ class Builtins(Expander):
         is_pattern = False
         for raw in node.raw_words:
             texts.append(self.pattern(raw) if is_pattern else self.condition_text(raw))
-            # What stands right of a comparison is a pattern.
+            # The right side of a comparison is a pattern.
             is_pattern = bool(raw.parts) and raw.parts[0].text in ("==", "=", "!=")
         condition = Condition(texts, double=True, exists=self.exists)
         value = condition.value()

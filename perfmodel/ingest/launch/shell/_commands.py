@@ -220,7 +220,8 @@ class Commands(Builtins):
         self.depth += 1
         if self.depth > syntax.DEEPEST:
             raise broken(self.state.place, 0, f"the function {name} calls itself forever; fix the script")
-        # Variables of shell are dynamic: a function sees and sets those of its caller, but for its own `local` ones.
+        # Variables of shell are dynamic: a function sees and sets those of its caller, except those that it declares
+        # `local`.
         self.state.called.add(name)
         arguments, self.state.arguments = self.state.arguments, list(argv[1:])
         references = dict(self.state.references)
@@ -296,7 +297,7 @@ class Commands(Builtins):
             self.submit(argv, self.text_of(node.here), node.here.line, (), counts=True)
             return
         for i, word in enumerate(argv):
-            # What stands behind a Python program are its arguments, and a script among them is not run.
+            # Words after a Python program are its arguments, and a script among them is not run.
             if word.text.endswith(".py") or i > MOST_BEFORE_SCRIPT:
                 break
             is_script = word.text.endswith((".sh", ".slurm", ".sbatch")) and not word.text.startswith("-")

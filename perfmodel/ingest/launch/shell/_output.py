@@ -19,7 +19,7 @@ MOST_NODES: Final = 100_000
 
 def as_lines(here_text: tree.HereText, text: str) -> str:
     """The text of a here-document as it is read: the shell ends what stands behind `<<<` as a line."""
-    # What a command writes ends as a line already, before it is cut off, or is empty.
+    # A command's output already ends with a newline before it is cut off, or is empty.
     if here_text.word is None or (here_text.is_output and (not text or text.endswith("\n"))):
         return text
     return f"{text}\n"

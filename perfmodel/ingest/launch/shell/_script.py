@@ -177,7 +177,7 @@ class _Interpreter(Commands):
             if piped is None:
                 status = self.run(command)
                 continue
-            # What the last command of a pipeline sets is gone after it.
+            # Variables that the last command of a pipeline sets are gone after it.
             with self.subshell(), self.reading(piped):
                 status = self.run(command)
         if node.negated and status is not None:
@@ -369,7 +369,7 @@ class _Interpreter(Commands):
         ran = -1
         for _ in range(MOST_TURNS):
             status = self.sequence(node.condition)
-            # What the condition runs before the first turn runs for sure (`until torchrun ...; do sleep 9; done`).
+            # Commands of the condition certainly run before the first turn (`until torchrun ...; do sleep 9; done`).
             ran = len(self.state.commands) if ran < 0 else ran
             if status is None:
                 break

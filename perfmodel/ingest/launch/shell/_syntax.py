@@ -83,7 +83,7 @@ class _Parser(WordParser):
         self.pending: list[HereText] = []
         """Here-documents whose text begins on the next line."""
 
-    # What separates commands.
+    # Separators of commands.
 
     def newlines(self) -> None:
         """Skip line ends and blanks, and read the here-documents that begin there."""
@@ -386,7 +386,7 @@ class _Parser(WordParser):
                     and target.is_output
                 ):
                     here = HereText("", False, word=target, line=self.line)
-                # What goes to descriptor 2 are messages.
+                # Output to descriptor 2 consists of messages.
                 if isinstance(target, RawWord) and ">" in redirection[1] and not redirection[0].startswith("2"):
                     output, appends = target, redirection[1] == ">>"
                 continue

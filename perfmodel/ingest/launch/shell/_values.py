@@ -70,7 +70,7 @@ _UNARY: Final[Mapping[type, Callable[[int], int]]] = {
 
 def calculate(text: str) -> int | None:
     """The value of a whole-number expression without variables; None if it is not one."""
-    # What C writes otherwise than Python is rewritten; the tree of Python's parser is then evaluated node by node, so
+    # Syntax of C that differs from Python is rewritten; the tree of Python's parser is then evaluated node by node, so
     # that nothing but arithmetic can run.
     condition = re.fullmatch(r"([^?]+)\?([^:?]+):(.+)", text.strip(), re.DOTALL)
     if condition:
@@ -168,9 +168,9 @@ class Condition:
         return value if not self.tokens else None
 
     def _either(self) -> bool | None:
-        value = self._both()
+        value = self._conjunction()
         while self._take("||", "-o"):
-            right = self._both()
+            right = self._conjunction()
             # Three-valued logic: an unknown side decides only if the other one does not.
             if value or right:
                 value = True
@@ -180,10 +180,10 @@ class Condition:
                 value = False
         return value
 
-    def _both(self) -> bool | None:
-        value = self._single()
+    def _conjunction(self) -> bool | None:
+        value = self._single_test()
         while self._take("&&", "-a"):
-            right = self._single()
+            right = self._single_test()
             if value is False or right is False:
                 value = False
             elif None in (value, right):
@@ -198,14 +198,14 @@ class Condition:
             return True
         return False
 
-    def _single(self) -> bool | None:
+    def _single_test(self) -> bool | None:
         # POSIX decides by the number of words: `[ ! = x ]` compares, though it begins with `!`.
         if len(self.tokens) >= 3 and self._is_binary(self.tokens[1]):
             lhs, sign, rhs = self.tokens[:3]
             del self.tokens[:3]
             return self._compared(lhs, sign, rhs)
         if self._take("!"):
-            value = self._single()
+            value = self._single_test()
             return None if value is None else not value
         if len(self.tokens) > 1 and self._take("("):
             value = self._either()
@@ -214,7 +214,7 @@ class Condition:
         if len(self.tokens) >= 2 and re.fullmatch(r"-[a-zA-Z]", self.tokens[0]):
             sign, operand = self.tokens[:2]
             del self.tokens[:2]
-            return self._of_one(sign, operand)
+            return self._unary_test(sign, operand)
         if not self.tokens:
             return None
         word = self.tokens.pop(0)
@@ -224,7 +224,7 @@ class Condition:
     def _is_binary(word: str) -> bool:
         return word in ("=", "==", "!=", "=~", "<", ">") or word in _COMPARES
 
-    def _of_one(self, sign: str, operand: str) -> bool | None:
+    def _unary_test(self, sign: str, operand: str) -> bool | None:
         if sign in _FILE_TESTS:
             return self.exists(operand)
         if unknown(operand):

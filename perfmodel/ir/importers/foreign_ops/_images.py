@@ -79,7 +79,7 @@ def _max_pool(call: Call) -> Ref:
 
 
 def _mean_pool(call: Call) -> Ref:
-    # ONNX leaves the padding out of its means unless told otherwise; ATen always says whether it does.
+    # By default, ONNX leaves the padding out of its means; ATen always says whether it does.
     counts_padding = call.value("count_include_pad", False)
     divisor = call.value("divisor", None)
     if (any(_padding(call)) and not counts_padding) or divisor is not None:

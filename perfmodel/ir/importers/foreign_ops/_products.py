@@ -259,7 +259,7 @@ def _cross_entropy(call: Call) -> Ref:
     with emitter.builder.tagged(phase="forward", layer=logits.layer):
         losses = replace(logits, name=surprise(emitter.builder, logits.name, labels.name))
     if not counts.all():
-        # What repeats itself for every sample is written once, so that samples can be dealt out.
+        # A part that is the same for every sample is written once, so that samples can be distributed.
         period = _period(counts.ravel())
         losses = call.reshape(losses, (counts.size // period, period))
         weights = counts.ravel()[:period].astype(float)
