@@ -284,7 +284,7 @@ class _Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _hint(self, flag: str) -> str:
-        """What may have been meant by a flag that this command lacks: another command's, or the nearest that it has."""
+        """A hint for an unknown flag: the commands that have it, or the most similar flag of this command."""
         others = [command.prog for command in parsers(parser()) if flag in _flags_of(command)]
         if others:
             others_text = " and others" if len(others) > _MOST_NAMED else ""
@@ -299,7 +299,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flags_of(command: argparse.ArgumentParser) -> set[str]:
-    return {flag for action in command._actions for flag in action.option_strings}
+    flags: set[str] = set()
+    for action in command._actions:
+        flags.update(action.option_strings)
+    return flags
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:

@@ -98,16 +98,16 @@ def cycles(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
     return replace(paths, cycle=np.full(len(round_trip), steps // 2, float))
 
 
-def joined(paths: Paths, other: Paths) -> Paths:
-    """The paths of both if they distinguish the same variants, else those of the first."""
-    if not np.array_equal(paths.variants, other.variants):
+def joined(paths: Paths, further: Paths) -> Paths:
+    """The paths of both if they distinguish the same variants, else only `paths`."""
+    if not np.array_equal(paths.variants, further.variants):
         return paths
     return replace(
         paths,
-        passes=np.concatenate([paths.passes, other.passes]),
-        sends=np.concatenate([paths.sends, other.sends]),
-        transit=np.concatenate([paths.transit, other.transit]),
-        cycle=np.concatenate([paths.cycle, other.cycle]),
+        passes=np.concatenate([paths.passes, further.passes]),
+        sends=np.concatenate([paths.sends, further.sends]),
+        transit=np.concatenate([paths.transit, further.transit]),
+        cycle=np.concatenate([paths.cycle, further.cycle]),
     )
 
 

@@ -16,9 +16,9 @@ from perfmodel.prediction._memory import rank_memory
 from perfmodel.prediction._memory_inputs import RankBlocks, Sharding
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import by_layer, program_live, segment_sizes
+from perfmodel.prediction._programs import program_live
 from perfmodel.prediction.phases import full_recompute_s
-from perfmodel.program import Kind
+from perfmodel.program import Kind, by_layer, segment_sizes
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout
 

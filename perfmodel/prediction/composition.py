@@ -14,7 +14,7 @@ from perfmodel.prediction._compose import (
 from perfmodel.prediction._evaluate import derivatives_towards, step_programs, step_time_s
 from perfmodel.prediction._interval import joint_of, shared_errors
 from perfmodel.prediction._problem import Setting
-from perfmodel.prediction._programs import Prepared, by_layer, program_live, segment_sizes, stage_blocks
+from perfmodel.prediction._programs import Prepared, program_live
 from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
 from perfmodel.prediction._step_costs import Overlap, layout_coordinates, overlap_loss, slowed_s
 from perfmodel.prediction.blocks import shard_blocks

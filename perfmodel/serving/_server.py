@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
 from perfmodel.prediction import shard_events
-from perfmodel.prediction.composition import Phase, Placement, Setting, stage_blocks
+from perfmodel.prediction.composition import Phase, Placement, Setting
 from perfmodel.prediction.sites import SitePrior
+from perfmodel.program import stage_blocks
 from perfmodel.serving._request import (
     MEMORY_SHARE,
     PAGE_TOKENS,

@@ -241,9 +241,13 @@ def _result_bytes(op: KernelOp) -> int:
 
 def _until_last_needed(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Forward work up to the last result that the backward needs."""
-    # Nothing of the backward needs the output of a layer's last product, whose gradients are made of its input, unless
-    # what follows does: a norm of it, or a router's weights, whose gradient is made of what experts give.
-    products = [place for place, piece in enumerate(pieces) if any(op.is_matmul for op in piece.forward)]
+    # Backward does not need the output of a layer's last product, because its gradients follow from its input. The
+    # exceptions are outputs that a later piece reads in backward: a norm of it, or a router's weights, whose gradient
+    # follows from the results of the experts.
+    products = []
+    for place, piece in enumerate(pieces):
+        if any(op.is_matmul for op in piece.forward):
+            products.append(place)
     if not products:
         return pieces
     last = products[-1]

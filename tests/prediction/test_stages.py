@@ -11,8 +11,8 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction import layout_batches, step_problem
 from perfmodel.prediction.blocks import sliced_job
-from perfmodel.prediction.composition import by_layer, segment_sizes, stage_blocks
 from perfmodel.prediction.placement import Placement
+from perfmodel.program import by_layer, segment_sizes, stage_blocks
 from perfmodel.schedule import even_split
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import Shard, blocks, layer_count

@@ -18,9 +18,9 @@ from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
 from perfmodel.prediction import LayoutBatch, StepProblem, durations, evaluate, layout_batches, prepared
-from perfmodel.prediction.composition import by_layer, in_program_of, segment_sizes
+from perfmodel.prediction.composition import in_program_of
 from perfmodel.prediction.memory import fitting
-from perfmodel.program import Kind, Structure
+from perfmodel.program import Kind, Structure, by_layer, segment_sizes
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
 from perfmodel.units import divisors

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfmodel.prediction._communication import summed
-from perfmodel.prediction._programs import Prepared, by_layer, segment_sizes
+from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._step_costs import Overlap, with_step_costs
 from perfmodel.prediction._zero import host_state_s
 from perfmodel.prediction.blocks import ShardBlocks
@@ -23,7 +23,7 @@ from perfmodel.prediction.differentiable._prices import Prices, StepParameters
 from perfmodel.prediction.layer_copies import CopyClasses, LayerCopies
 from perfmodel.prediction.overlap import BlockEvents, time_phases
 from perfmodel.prediction.phases import block_passes, in_classes, passed_s, passes_s
-from perfmodel.program import Kind
+from perfmodel.program import Kind, by_layer, segment_sizes
 from perfmodel.schedule import leading_layers
 from perfmodel.timeline import makespan
 

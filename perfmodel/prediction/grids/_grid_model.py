@@ -20,14 +20,14 @@ from perfmodel.prediction._memory_inputs import BlockBytes, RankBlocks
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._price import event_prices, priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import fully_recomputed, program_spec, segments_of, stage_blocks
+from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction.blocks import BlockTimes, ShardBlocks, shard_events
 from perfmodel.prediction.grids._grid import LayoutGrid, PipelineChoice, RecomputeChoice, StateChoice
 from perfmodel.prediction.grids._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction.grids._grid_states import StageShape, StateEvents, StateSeconds
 from perfmodel.prediction.phases import PLAIN, Variant, modes_of
 from perfmodel.prediction.placement import rank_strides
-from perfmodel.program import ProgramSpec
+from perfmodel.program import ProgramSpec, fully_recomputed, stage_blocks
 from perfmodel.schedule import get_schedule
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, StateOffload
