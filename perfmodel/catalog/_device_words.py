@@ -146,7 +146,7 @@ class PartNames:
 
     def fits(self, stated: DeviceWords) -> bool:
         """Whether the device matches all named parts."""
-        # The chip must be the same words; all else must only not contradict the device.
+        # The words of the chip must be equal. Other facts must not contradict the device.
         if stated.chip not in {known.chip for known in self.names}:
             return False
         sizes = {self.memory_gb} | {known.memory_gb for known in self.names}
@@ -156,7 +156,7 @@ class PartNames:
         if stated.memory_kind and kinds and stated.memory_kind not in kinds:
             return False
         forms = {known.form for known in self.names} - {""}
-        # `SXM` is of any generation; a device whose names tell no form factor is a card or an OAM.
+        # `SXM` fits any generation of it. A device whose names contain no form factor is a PCIe card or an OAM.
         forms = forms or {"pcie", "oam"}
         return not stated.form or any(form.startswith(stated.form) for form in forms)
 

@@ -164,8 +164,10 @@ def interconnect_of(cluster: Cluster) -> str:
 
 
 def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) -> Float64[np.ndarray, "n"]:
-    """Bytes over the published rate [s], scaled with the bandwidth of the links it was measured on; NaN if no rate is
-    published for these links or, between nodes, for this many ranks per node."""
+    """Seconds of exchanges at published rates, which scale with the bandwidth of their links.
+
+    NaN if no rate is published for these links or, between nodes, for this number of ranks per node.
+    """
     time_s = np.full(len(exchanges), np.nan)
     in_node = groups.ranks <= groups.ranks_per_node
     for exchange in dict.fromkeys(exchanges):
@@ -175,8 +177,8 @@ def _published_s(fabric: Fabric, groups: Groups, exchanges: Sequence[Exchange]) 
                 if link.link != rates.link:
                     continue
 
-                # A rate with ranks per node is one between nodes, whose groups share the adapters; the parties that it
-                # counts are nodes then, ranks else.
+                # Rates that state ranks per node hold between nodes: their parties are nodes, and concurrent groups
+                # share the adapters. For other rates, the parties are ranks.
                 if rates.ranks_per_node:
                     same_ranks_per_node = groups.ranks_per_node == rates.ranks_per_node
                     matching = same_exchange & ~in_node & (groups.level == level) & same_ranks_per_node

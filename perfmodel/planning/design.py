@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -196,11 +197,11 @@ def overtake(
 
     # Search outwards from 1 in both directions in turn, so that the crossing nearest to today's
     # machine is found first.
-    for at, before in zip(grid[1:], grid[:-1], strict=True):
+    for near, far in pairwise(grid):
         for direction in (1, -1):
-            low, high = direction * before, direction * at
-            at_low = difference_s(low)
-            if at_low * difference_s(high) <= 0 and at_low != 0:
+            low, high = direction * near, direction * far
+            difference_at_low_s = difference_s(low)
+            if difference_at_low_s * difference_s(high) <= 0 and difference_at_low_s != 0:
                 crossing = _bisected(difference_s, low, high)
                 break
         if crossing is not None:
@@ -208,7 +209,7 @@ def overtake(
     if crossing is None:
         return Overtaking(parameter, str(first), str(second), first_s, second_s, None, None)
     multiple = float(np.exp(crossing))
-    there = Scenario((Setting(parameter, "times", multiple),))
+    scenario_of_crossing = Scenario((Setting(parameter, "times", multiple),))
     return Overtaking(
         parameter,
         str(first),
@@ -216,7 +217,7 @@ def overtake(
         first_s,
         second_s,
         multiple,
-        step_s(problem, first, there),
+        step_s(problem, first, scenario_of_crossing),
     )
 
 

@@ -118,14 +118,14 @@ class PriceQuery:
 def with_half_batches(
     request: PriceQuery, divided: Bool[np.ndarray, "n"]
 ) -> tuple[PriceQuery, Int64[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-    """The rows, followed by copies with half the batch, a quarter and so on while divisible.
+    """Distinct rows of a request and of its halves: half the batch, a quarter and so on while it is divisible.
 
     Args:
-        divided: of which rows the parts are asked too.
+        divided: whether the halves of a row are needed.
 
     Returns:
-        `m` different rows, in ascending order of their batches; which of them every row is; and which is half of each,
-        itself where it is not divided.
+        The `m` distinct rows, in ascending order of their batches; the index of every given row among them; and the
+        index of each one's half (its own index if it is not divided).
     """
     rows = request.rows
 
@@ -154,7 +154,7 @@ def with_half_batches(
     batch = np.concatenate(batches)
     half = np.concatenate(halves)
 
-    # Equal parts of different rows are asked once. The batch comes first in the key: `unique` sorts by it.
+    # Keep one of equal parts. The batch comes first in the key, so that `unique` sorts by it.
     other_columns = (values[source] for name, values in rows.shape.items() if name != "batch")
     key = np.column_stack([batch, request.query[source], rows.kind[source], *other_columns])
     _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)

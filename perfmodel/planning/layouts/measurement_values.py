@@ -200,24 +200,25 @@ def weighed(
     weight: Float[np.ndarray, " nodes"],
     layouts: tuple[Prediction, ...] = (),
 ) -> MeasurementValues:
-    """Value each measurement by the expected regret that it saves; log step times are mean + loads w, with w standard
-    normal.
+    """Value each measurement by the expected regret that it saves.
+
+    The model of log step times is mean + loads w, with standard normal w.
 
     Args:
         mean: predicted log step times.
         loads: change of the log step times per unit of every source w, at every node of the site's scales.
         observations: the measurements.
         weight: prior weights of the nodes.
-        layouts: the predictions, for whoever shows the result.
+        layouts: the predictions, for display.
     """
-    # Regret now: expected step of today's choice less the expected least step if all were known.
+    # Present regret: expected step of today's choice minus the expected shortest step if all were known.
     truth_least, best = expected_least(mean, mixture_draws(square_root(loads @ loads.transpose(0, 2, 1)), weight))
     now = float(mean.min())
     first = int(mean.argmin())
     worths = []
     for measurement in observations:
-        # Draw what the measurement may show, and let Bayes' rule move the means. The choice after
-        # it is the layout of the least posterior mean.
+        # Draw possible results of the measurement and update the means by Bayes' rule. The choice is then the layout
+        # with the least posterior mean.
         surprises = mixture_draws(np.linalg.cholesky(_shown_covariance(measurement)), weight)
         expected, chosen = expected_least(mean, expected_given(loads, measurement, surprises, weight))
         moves = 1.0 - float(chosen[first])
@@ -235,8 +236,8 @@ def weighed(
         )
     regret = max(now - truth_least, 0.0)
 
-    # Savings per run within a hundredth of the present regret are equal for the sort, so that
-    # cheaper kinds and better layouts go first.
+    # Savings per run that differ by less than a hundredth of the present regret count as equal, so that cheaper kinds
+    # and better layouts come first.
     resolution = max(_ALIKE * regret, TINY)
     worths.sort(
         key=lambda worth: (

@@ -88,7 +88,7 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
         return RowModel(_further_tokens(named, row))
     if named is None and not stated and number(row, "layers") is None:
         raise Unusable("model shape is not stated and the name is not in the catalog")
-    relative = _of_shape(family, row)
+    relative = _catalog_model_of_shape(family, row)
     if relative is not None:
         return RowModel(relative)
 
@@ -141,8 +141,8 @@ def _of_catalog(name: str) -> Model | None:
         return None
 
 
-def _of_shape(family: str, row: Row) -> Model | None:
-    """The catalog's model of a family that rows cannot describe in full, in the shape that the row states."""
+def _catalog_model_of_shape(family: str, row: Row) -> Model | None:
+    """The catalog's model of a family with the shape that a row states; None for families that rows describe fully."""
     if family in _FAMILY:
         return None
     family_models = (catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-"))

@@ -298,36 +298,44 @@ PEER_HOPS: Final = 0.5
 """Expected time that a peer costs an exchange, in hops between nodes."""
 
 
-def expected(effect: Effect) -> tuple[float, float]:
+class Expectation(NamedTuple):
+    """What is known of an effect before any measurement."""
+
+    value: float
+    sd: float
+    """Standard deviation of the value."""
+
+
+def expected(effect: Effect) -> Expectation:
     """Expected value of an effect and its standard deviation."""
     part, link_name, kind = effect
     link = next((link for link in (*LINK_CLASSES, UNNAMED) if link.name == link_name), None)
 
-    # Efficiencies: the kind's own has a value to expect, what a link adds to it may go either way. An exchange depends
-    # on topology and routing more than neighbours in a ring do.
+    # The efficiency of a kind has an expected value, which a link may raise or lower. Exchanges depend more on topology
+    # and routing than neighbours in a ring do.
     if part in _EFFICIENCY:
         if not link_name:
-            return _EFFICIENCY[part]
-        return 0.0, 1.0 if kind == "all_to_all" else 0.5
+            return Expectation(*_EFFICIENCY[part])
+        return Expectation(0.0, sd=1.0 if kind == "all_to_all" else 0.5)
 
-    # Latencies follow the link class, where there is one of the name.
+    # Latencies are those of the link class, if the name has one.
     if part in _DEFAULT_HOP_S:
         if kind:
-            return 0.0, 0.3
-        return log(link.hop_s if link else _DEFAULT_HOP_S[part]), 0.5
+            return Expectation(0.0, sd=0.3)
+        return Expectation(log(link.hop_s if link else _DEFAULT_HOP_S[part]), sd=0.5)
     if part == "peer_s":
-        return log(PEER_HOPS * (link.hop_s if link else _DEFAULT_HOP_S["hop_between"])), 0.8
-    return _peers(link) if part == "peers" else _EXPECTED[part]
+        return Expectation(log(PEER_HOPS * (link.hop_s if link else _DEFAULT_HOP_S["hop_between"])), sd=0.8)
+    return _peer_exponent(link) if part == "peers" else Expectation(*_EXPECTED[part])
 
 
-def _peers(link: LinkClass | None) -> tuple[float, float]:
-    """Return the exponent of bandwidth in the number of peers: it grows in a mesh, is shared on a host bridge, and is
+def _peer_exponent(link: LinkClass | None) -> Expectation:
+    """Exponent of bandwidth in the number of peers: bandwidth grows in a mesh, is shared on a host bridge, and is
     constant behind a switch."""
     if link and link.mesh:
-        return 0.8, 0.2
+        return Expectation(0.8, sd=0.2)
     if link and link.bridged:
-        return -0.2, 0.3
-    return 0.0, 0.02
+        return Expectation(-0.2, sd=0.3)
+    return Expectation(0.0, sd=0.02)
 
 
 def constants(
@@ -342,8 +350,8 @@ def constants(
 ) -> LinkConstants:
     """Constants of the curve for groups of `ranks_per_node` on a fabric that reach network level `level`.
 
-    Over several nodes the links inside count at their full rate: what they lack is in the time of the group inside its
-    node, below which no price of a larger one falls.
+    For groups over several nodes, the links inside a node count at their full rate. Their losses are part of the time
+    of the group inside its node, and the price of a larger group is never below that.
     """
     near, far = fabric.inside.link_class, fabric.levels[level].link_class
     inside, between = near.name, far.name
@@ -352,13 +360,13 @@ def constants(
     def value(*key: str) -> float:
         effect = Effect(*key)
         fitted = values.get(effect)
-        return expected(effect)[0] if fitted is None else fitted
+        return expected(effect).value if fitted is None else fitted
 
     def efficiency(tier: str, link: str) -> float:
         logit = value(tier, "", kind) + value(tier, link) + value(tier, link, kind)
         return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
 
-    # Hops: latency in the low-latency protocol, and by how much more the other two take.
+    # Latency of a hop in the low-latency protocol, and the ratios of the other two protocols to it.
     near_s = exp(value("hop_inside", inside))
     far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
     near_ratio = 1 + exp(value("hop_ratio"))

@@ -332,13 +332,13 @@ class CollectiveWeights:
         return self.sharing.get(key, self.sharing.get(key._replace(kind="")))
 
     def by_die(self) -> "CollectiveWeights":
-        """Store the usual curves of devices also under the names of similar parts (`names_of_parts`).
+        """Copy the usual curves of devices to the names of similar parts (`names_of_parts`).
 
-        Parts share the mean of what all of them were measured with on such links. What a site fits to its own device
-        (`_merged`) stands before that.
+        Parts share the mean of the curves that were measured on any of them with such links. A site's own fit to its
+        device (`_merged`) takes precedence.
         """
         by_placement: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
-        # sorted, as the last digits of a mean depend on the order of what is added
+        # Sorted, because the last digits of a mean depend on the order of its terms.
         for key, places in _sorted(self.curves).items():
             if isinstance(key, FabricKey):
                 for name in names_of_parts(key.device):
@@ -348,8 +348,8 @@ class CollectiveWeights:
         shared: dict[CurveKey, Placements] = {}
         for key, curves_by_place in by_placement.items():
             shared[key] = {place: mean_curve(curves) for place, curves in curves_by_place.items()}
-        not_of_fabrics = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
-        return replace(self, curves={**not_of_fabrics, **shared})
+        other_curves = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
+        return replace(self, curves={**other_curves, **shared})
 
     def half_width(self, provenance: str, kind: str, tier: str, large: bool, source: CurveKey | None) -> float:
         """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
