@@ -40,7 +40,7 @@ def _table_row(tag: str, values: Sequence[object]) -> str:
 
 
 def folded(summary: str, body: str, opened: bool = False) -> str:
-    """A folding part that opens on a click, with the HTML `inside`."""
+    """A folding part that opens on a click, with the HTML `body`."""
     return f"<details{' open' if opened else ''}><summary>{escaped(summary)}</summary>{body}</details>"
 
 

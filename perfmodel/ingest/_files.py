@@ -77,7 +77,7 @@ def number(value: Any, description: str, place: object, low: float = -math.inf) 
     """`value` as a finite float of at least `low`; text that is a number counts.
 
     Raises:
-        TableError: naming `what` and `place` (file and line or record).
+        TableError: naming `description` and `place` (file and line or record).
     """
     try:
         # Python takes True for 1, and the bytes of a damaged SQLite cell for text.

@@ -413,7 +413,7 @@ class Cluster:
         return self.levels[-1].size if self.max_devices is None else self.max_devices
 
     def require(self, devices: int, subject: str) -> None:
-        """Raise `LayoutError` if `what` needs more devices than the cluster has."""
+        """Raise `LayoutError` if `subject` needs more devices than the cluster has."""
         if devices > self.capacity:
             limit = f"max_devices={self.max_devices}"
             if self.kinds:

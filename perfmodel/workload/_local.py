@@ -274,7 +274,7 @@ def _equal_sequences(job: Job, micro_batch: int, chunks: int) -> tuple[int, int]
 
 
 def require_whole_sequence(model: Model, local: ShardSizes, description: str) -> None:
-    """Raise `LayoutError` under context parallelism, which `what` does not support."""
+    """Raise `LayoutError` under context parallelism, which `description` does not support."""
     if local.shard.cp > 1:
         raise LayoutError(
             f"{model.name}: {description} cannot be split along the sequence; use cp=1",

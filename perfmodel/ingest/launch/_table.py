@@ -198,7 +198,7 @@ def stated_value(settings: Mapping[str, Any]) -> Any:
 def accumulated(fields: Fields, unstated: str) -> int:
     """Micro-batches per replica and step (raises `LaunchFileError`, which begins with `unstated`, if no global batch is
     known)."""
-    # One pass of all replicas works on `each` sequences; a step is a whole number of such passes.
+    # One pass of all replicas works on `per_micro_batch` sequences; a step is a whole number of such passes.
     total, per_micro_batch = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
     if not total:
         raise LaunchFileError(f"{unstated}; the global batch must be given too")

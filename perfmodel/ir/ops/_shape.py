@@ -63,7 +63,7 @@ def _reshape(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _resolved(shape: Shape, target: Any) -> Shape:
-    """`wanted` with its -1 replaced by the remaining size."""
+    """`target` with its -1 replaced by the remaining size."""
     # ONNX and PyTorch let one size be inferred, written -1.
     known = prod(n for n in target if n != -1)
     if list(target).count(-1) == 1 and known and prod(shape) % known == 0:

@@ -75,7 +75,7 @@ class NcclTests:
             raise CalibrationError(f"{program}: no such program; set launcher and folder of [nccl_tests]")
 
     def command(self, op: Collective, smallest: int, largest: int, factor: int) -> list[str]:
-        """The command that measures sizes from `least` to `most` bytes, each `factor` times the previous one."""
+        """The command that measures sizes from `smallest` to `largest` bytes, each `factor` times the previous one."""
         # One GPU per process (`-g 1`); the launcher starts as many processes as there are ranks.
         sizes = f"-b {smallest} -e {largest} -f {factor} -d {DTYPES[op.dtype]} -g 1"
         try:

@@ -71,7 +71,7 @@ def _price_on_kinds(
     question: Question, rejected: Counter[Rejection], report: Report, at_least: int | None
 ) -> Candidates:
     """`price` where the cluster has several kinds of nodes; the same layout with other orders and cuts is several
-    candidates. Layouts that a bound shows to be slower than those `wanted` are rejected."""
+    candidates. Layouts that a bound shows to be slower than the `at_least` best are rejected."""
     problem = question.step_problem
 
     # A base is a layout without order of its kinds or cut of its layers. Its bound holds for all

@@ -96,9 +96,9 @@ class SearchResult:
     """The ranked layouts, and the reasons why others were rejected."""
 
     evaluated: int
-    """Layouts scored by full schedule evaluation."""
+    """Number of layouts that were fully evaluated."""
     feasible: int
-    """Layouts that fit into memory; those not evaluated have a lower bound above the best found."""
+    """Number of layouts that fit into memory. The bounds of those that were not evaluated are above the best step."""
     seconds: float
     layouts: tuple[Prediction, ...]
     """Explained layouts, the best first."""

@@ -78,7 +78,7 @@ def print_pareto(console: "Console", front: "ParetoFront") -> None:
     console.print("Pareto front: no other layout is better in every objective")
     layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
     console.print(
-        f"{front.evaluated:,} layouts scored by full schedule evaluation, {front.feasible:,} fit, "
+        f"{front.feasible:,} layouts fit into memory; {front.evaluated:,} of them were fully evaluated, "
         f"in {front.seconds:.1f} s; exact"
     )
 

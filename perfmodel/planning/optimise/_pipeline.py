@@ -64,7 +64,7 @@ class KindCosts:
     def exact(self, base: Layout, micro_batches: int, limit: int = FRONT) -> list[CutOnKinds]:
         """Return the partitions near the least sum plus slowest stage.
 
-        Of several kinds, at most `most` over all orders of kinds, and as many over each order in which every kind is in
+        Of several kinds, at most `limit` over all orders of kinds, and as many over each order in which every kind is in
         one piece.
         """
         names = [*self.of_kind]

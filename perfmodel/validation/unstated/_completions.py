@@ -142,7 +142,7 @@ def with_open_choices(
     takes_memory: bool,
     limit: int = MOST_WEIGHED,
 ) -> list[Completion]:
-    """Fill in the choices that affect memory, or those that do not, with at most `most` completions."""
+    """Fill in the choices that affect memory, or those that do not, with at most `limit` completions."""
     for choice in OPEN_CHOICES:
         if choice.takes_memory == takes_memory:
             expanded = []

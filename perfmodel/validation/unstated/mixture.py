@@ -244,7 +244,7 @@ def choice_effects(
 def representatives(
     weight: Float[np.ndarray, " n"], limit: int
 ) -> tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"]]:
-    """Indices of at most `most` representative items, and their new weights.
+    """Indices of at most `limit` representative items, and their new weights.
 
     Nothing is random: the same weights give the same items (after Fearnhead and Clifford, J. R. Stat. Soc. B 65, 2003).
     """
