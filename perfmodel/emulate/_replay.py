@@ -248,7 +248,9 @@ class EmulatedCurve:
 def emulated_curve(
     run: EmulatedRun, collective: str, delays_s: Sequence[float], iterations_per_delay: int
 ) -> EmulatedCurve:
-    """The curve of a run whose delay changed every `iterations_per_delay` iterations; the first iteration of each delay is left out.
+    """The curve of a run whose delay changed every `iterations_per_delay` iterations.
+
+    The first iteration of each delay is left out.
 
     Raises:
         EmulationError: too few iterations for the delays.

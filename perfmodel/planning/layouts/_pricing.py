@@ -43,7 +43,7 @@ def price(
         question: what to lay out.
         rejected: gets the number of combinations that cannot run or do not fit, by reason.
         report: called with the name of each stage and how far it is.
-        at_least: of the fastest layouts, where no others need to be priced; None: all.
+        at_least: number of the fastest layouts that must be among the priced ones; None: all layouts are priced.
 
     Raises:
         LayoutError: no layout is possible at all (the message counts the reasons).

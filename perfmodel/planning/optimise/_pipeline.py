@@ -64,8 +64,8 @@ class KindCosts:
     def exact(self, base: Layout, micro_batches: int, limit: int = FRONT) -> list[CutOnKinds]:
         """Return the partitions near the least sum plus slowest stage.
 
-        Of several kinds, at most `limit` over all orders of kinds, and as many over each order in which every kind is in
-        one piece.
+        With several kinds of nodes, at most `limit` over all orders of kinds, and as many for each order in which every
+        kind is contiguous.
         """
         names = [*self.of_kind]
         costs = [*self.of_kind.values()]
