@@ -26,7 +26,6 @@ LOOK_INSIDE = {
     "timeline/test_timeline_lanes.py",
     "timeline/test_timeline_makespan.py",
     # Values of Python scripts, which hold for any framework that reads them.
-    "ingest/test_python_scripts.py",
     # Limits and readers that are exchanged for a test.
     "emulate/scripts/device.py",
     "ingest/test_recipes.py",

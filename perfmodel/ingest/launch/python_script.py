@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from perfmodel.display import shorten_reprs
 from perfmodel.ingest.launch._entries import Neighbours, broken
 from perfmodel.ingest.launch._python_branches import Branch, Exit, Stopped, Write
 from perfmodel.ingest.launch._python_calls import Call, Calls
@@ -493,3 +494,6 @@ def _owners(value: Any) -> list[Thing]:
     """Objects whose attribute an assignment sets; all of which it may be one."""
     possible = value.values if isinstance(value, Choice) else (value,)
     return [owner for owner in possible if isinstance(owner, Thing)]
+
+
+shorten_reprs(__name__)
