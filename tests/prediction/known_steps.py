@@ -1,0 +1,207 @@
+"""Step times and memory of several steps with every optional feature, kept in `known_steps.csv`.
+
+Each base is predicted as it is, then with one field of its layout, its job or its framework changed, then with several
+at once. Prices are constant rates and no constant is fitted, so that new weights or facts move nothing here. A change
+that is meant to move answers is followed by
+
+    PYTHONPATH=tests python tests/prediction/known_steps.py
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from optional_features import other_values
+from stored_figures import StoredCase, write_cases
+
+from perfmodel import catalog
+from perfmodel.cost import EventTimes
+from perfmodel.errors import PerfModelError
+from perfmodel.ops import Collective, KernelOp
+from perfmodel.prediction import Prediction, Site, check_layout, explain, step_problem
+from perfmodel.prediction.sites import NEUTRAL
+from perfmodel.prediction.sites.constants import MemorySpread
+from perfmodel.schedule import schedule_names
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
+from perfmodel.spec.framework_facts import MemoryCosts
+
+TABLE = Path(__file__).with_suffix(".csv")
+COMBINED = 12
+"""Variants of each base with several changes at once."""
+H100 = catalog.cluster("dgx-h100")
+MIXED = Cluster.of_kinds(
+    "mixed", [replace(catalog.cluster(name), name=name[-4:], max_devices=64) for name in ("dgx-a100", "dgx-h100")]
+)
+SITE = Site(
+    sustained=(("Hopper", 0.08), ("Ampere", 0.03)),
+    skew=0.02,
+    population=NEUTRAL,
+    memory=MemorySpread(bias=0.02, deviation=0.05),
+)
+FRAMEWORK = Framework(name="anybody's", memory=MemoryCosts(communicator_bytes=1e8))
+FRAMEWORK_SECTIONS = ("host", "communication", "memory")
+
+
+class Rates:
+    """Kernels and collectives at constant rates."""
+
+    def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
+        time_s = np.array([_seconds(op) for op in ops], float)
+        return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
+
+
+def _seconds(op: KernelOp | Collective) -> float:
+    if isinstance(op, Collective):
+        rate = 1.5e11 if op.ranks_per_node == op.num_ranks else 2e10 / op.concurrent**0.5
+        return 1e-5 * op.num_ranks**0.5 + op.bytes * (1 - 1 / op.num_ranks) / rate
+    return 4e-6 + op.flops / 3e14 + op.bytes / 2e12
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step is predicted from."""
+
+    model: Model
+    layout: Layout
+    job: Job
+    cluster: Cluster = H100
+    framework: Framework = FRAMEWORK
+
+
+def _small(name: str, layers: int, **changes: Any) -> Model:
+    return replace(catalog.model(name), layers=layers, **changes)
+
+
+BASES = {
+    "dense": Step(
+        _small("llama3-8b", 8),
+        Layout(tp=2, pp=2, cp=2, dp=4, vpp=2, schedule="interleaved", zero=1, sequence_parallel=True),
+        Job(global_batch=32, seq_len=4096),
+    ),
+    "sharded": Step(
+        _small("gpt3-1.3b", 4),
+        Layout(dp=16, zero=3, micro_batch=2, recompute="full"),
+        Job(global_batch=64, seq_len=1024),
+    ),
+    "experts": Step(
+        _small("mixtral-8x7b", 4),
+        Layout(tp=2, pp=2, dp=8, ep=4, etp=1, zero=2, recompute="selective", sequence_parallel=True),
+        Job(global_batch=64, seq_len=2048, optimizer="muon"),
+    ),
+    "adapters": Step(
+        _small("qwen2.5-3b", 4),
+        Layout(tp=4, pp=2, dp=2, micro_batch=4),
+        Job(global_batch=32, seq_len=1024, frozen=True, adapter_rank=16, dtype="fp16"),
+    ),
+    "fp8": Step(
+        _small("llama3-8b", 6),
+        Layout(tp=2, dp=8, zero=1, tp_overlap=True, sequence_parallel=True),
+        Job(global_batch=32, seq_len=2048, dtype="fp8", fp8_recipe="delayed"),
+    ),
+    "two kinds of nodes": Step(
+        _small("llama3-8b", 8), Layout(tp=4, pp=4, dp=2, zero=1), Job(global_batch=32, seq_len=2048), MIXED
+    ),
+    "encoder and decoder": Step(
+        catalog.model("t5-v1.1-base"), Layout(tp=2, dp=4, zero=2), Job(global_batch=32, seq_len=512)
+    ),
+    "images": Step(catalog.model("resnet-50"), Layout(dp=8, micro_batch=32), Job(global_batch=512, seq_len=1)),
+}
+VARIED = {
+    "dense": ("layout", "framework"),
+    "sharded": ("layout", "framework"),
+    "experts": ("job",),
+}
+"""Records of which a base is tried with every change of one field."""
+
+
+def changes_of(step: Step) -> Iterator[tuple[str, str, Any]]:
+    """Every change of one field: of which record, its name, its value."""
+    for name, value in other_values(step.layout):
+        yield "layout", name, value
+    for name in schedule_names():
+        yield "layout", "schedule", name
+    stages = step.layout.pp * step.layout.vpp
+    if isinstance(step.model, Transformer) and stages > 1:
+        each = step.model.layers // stages
+        yield "layout", "partition", (each + 1, *[each] * (stages - 2), each - 1)
+    yield "layout", "recompute_full_layers", (1,)
+    yield "layout", "order", "pp-tp-cp-ep-dp"
+    for name, value in other_values(step.job):
+        yield "job", name, value
+    for name in ("lamb", "lion", "sgd", "adafactor", "plain-sgd", "adam16bit", "muon"):
+        yield "job", "optimizer", name
+    yield "job", "grad_dtype", "bf16"
+    yield "job", "dtype", "fp32"
+    for section in FRAMEWORK_SECTIONS:
+        for name, value in other_values(getattr(step.framework, section)):
+            yield "framework", name, value
+
+
+def changed(step: Step, record: str, name: str, value: Any) -> Step:
+    """The step with one field of a record changed."""
+    changes = {name: value}
+    if name == "schedule":
+        changes["vpp"] = 2 if value in ("interleaved", "breadth-first") else 1
+    return replace(step, **{record: getattr(step, record).replace(**changes)})
+
+
+def predicted(step: Step) -> Prediction:
+    """Predict a step at constant rates."""
+    check_layout(step.model, step.cluster, step.job, step.layout)
+    problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)
+    return explain(problem.repriced(Rates(), Rates()), step.layout)
+
+
+def figures(prediction: Prediction) -> dict[str, float]:
+    """Figures of a prediction by name, without those that are 0."""
+    account, memory = prediction.time_account, prediction.memory_account
+    found = {
+        "step": prediction.step_time_s,
+        "lo": prediction.step_time_lo_s,
+        "hi": prediction.step_time_hi_s,
+        "mfu": prediction.mfu,
+        "fits": prediction.fits_probability,
+        "busy": account.busy_fraction,
+        "kernels": account.kernels_alone_s,
+    }
+    found |= {f"time.{name}": seconds for name, seconds in account.breakdown_s.items()}
+    found |= {f"count.{name}": n_bytes for name, n_bytes in memory.counted_bytes.items()}
+    found |= {f"share.{name}": share for name, share in prediction.uncertainty.class_shares.items()}
+    for rank in (0, len(memory.needed_per_stage) - 1):
+        for name, n_bytes in memory.needed_per_stage[rank].to_dict().items():
+            found[f"rank{rank}.{name}"] = n_bytes
+    for event in account.critical_path:
+        name = f"path.{event.event.replace(' ', '-')}"
+        found[name] = found.get(name, 0.0) + event.time_s
+    return {name: value for name, value in found.items() if abs(value) > 1e-12}
+
+
+def cases() -> Iterator[StoredCase]:
+    """Figures of every base and of its possible variants."""
+    for base, step in BASES.items():
+        yield StoredCase(base, base, figures(predicted(step)))
+        changes = list(dict.fromkeys(changes_of(step)))
+        for change in changes:
+            if change[0] in VARIED.get(base, ()):
+                yield from _case(base, step, [change])
+        generator = random.Random(base)
+        for _ in range(COMBINED):
+            yield from _case(base, step, generator.sample(changes, 4))
+
+
+def _case(base: str, step: Step, changes: Sequence[tuple[str, str, Any]]) -> Iterator[StoredCase]:
+    """The figures of a variant, where it is possible."""
+    try:
+        for change in changes:
+            step = changed(step, *change)
+        prediction = predicted(step)
+    except PerfModelError:
+        return
+    yield StoredCase(base, ", ".join(f"{name}={value}" for _, name, value in changes), figures(prediction))
+
+
+if __name__ == "__main__":
+    write_cases(TABLE, cases())

@@ -1,0 +1,11 @@
+"""Steps with every optional feature are predicted as they were when the table was last written."""
+
+from known_steps import TABLE, cases
+from stored_figures import moved_figures
+
+MEANT = "if the change is meant, run `PYTHONPATH=tests python tests/prediction/known_steps.py` and review it"
+
+
+def test_steps_with_every_feature_are_those_of_the_table() -> None:
+    moved = moved_figures(cases(), TABLE)
+    assert not moved, f"{len(moved)} figures moved; {MEANT}; the first: {moved[:5]}"
