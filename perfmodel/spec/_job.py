@@ -11,7 +11,7 @@ from perfmodel.spec._cluster import USUAL_DTYPES, Device
 from perfmodel.spec._job_sections import FineTuning, Implementation
 from perfmodel.spec._layout import Layout
 from perfmodel.spec._model import Model, Transformer
-from perfmodel.spec._sections import flat_keywords, section
+from perfmodel.spec._sections import flat_keywords, require_switches, section
 from perfmodel.units import LONGEST_SEQUENCE, dtype_bytes, dtype_name, require_whole
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ class Job(Implementation):
         )
 
     def __post_init__(self) -> None:
-        # Sections have checked their fields by themselves.
+        # Sections have checked their other fields by themselves.
+        require_switches("job", self)
         if isinstance(self.dtype, str) and dtype_name(self.dtype) != self.dtype:
             object.__setattr__(self, "dtype", dtype_name(self.dtype))
         require_whole("job", {"global_batch": self.global_batch})

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
+from perfmodel.spec._sections import require_switches
 from perfmodel.spec.notation import (
     PerRank,
     PerStage,
@@ -126,6 +127,7 @@ class Layout:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
 
         # Fields of a few values have one of them.
+        require_switches("layout", self)
         if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.offload_states not in ("none", "optimizer", "weights"):

@@ -8,10 +8,11 @@ the dataclasses.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar, get_type_hints
 
-from perfmodel.errors import UnknownNameError
+from perfmodel.errors import LayoutError, UnknownNameError
 
 Record = TypeVar("Record")
 _SECTION: Final = "keys of a section"
@@ -159,3 +160,21 @@ def _into_sections(kind: type, values: dict[str, Any]) -> dict[str, Any]:
         before = arguments.get(section_name, names[section_name].default)
         arguments[section_name] = replace(before, **changed)
     return arguments
+
+
+def require_switches(owner: str, record: Any) -> None:
+    """Raise `LayoutError` unless every field of type bool, in sections too, is true or false.
+
+    Any other value, such as the text "no", would count as true.
+    """
+    names, values_of = _switches(type(record))
+    for name, value in zip(names, values_of(record), strict=True):
+        if type(value) is not bool:
+            raise LayoutError(f"{owner}: {name} must be true or false, got {value!r}"[:200])
+
+
+@cache
+def _switches(kind: type) -> tuple[tuple[str, ...], attrgetter]:
+    """Keys of all fields of type bool, and a function that returns their values."""
+    switches = {key: ".".join(field.path) for key, field in key_fields(kind).items() if field.hint is bool}
+    return tuple(switches), attrgetter(*switches.values())

@@ -15,6 +15,7 @@ CACHED = {
     "spec._documented.documented": "source of the package",
     "spec.notation.schedule_name": "words",
     "spec._sections.key_fields": "fields of a class",
+    "spec._sections._switches": "fields of a class",
     "catalog._devices._catalog": "files of the package",
     "catalog._recipes.exchange_library": "a file of the package, by name of a dispatcher",
     "catalog._frameworks._files": "files of the package",

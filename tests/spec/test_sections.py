@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from perfmodel import catalog
-from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Framework, Job, Sectioned, Transformer, documented, key_fields, nested
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.spec import Framework, Job, Layout, Sectioned, Transformer, documented, key_fields, nested
 from perfmodel.spec.framework_facts import MemoryCosts
 
 RECORDS: list[type[Sectioned]] = [Framework, Job, Transformer]
@@ -103,3 +103,20 @@ def test_files_name_keys_and_no_sections_and_what_is_neither_is_refused() -> Non
         Framework(bucket_byte=1.0)
     with pytest.raises(PerfModelError, match=r"here: bucket_bytes: .*; memory: unknown key"):
         catalog.checked(Framework, {"bucket_bytes": "many", "memory": {"bucket_bytes": 1.0}}, "here")
+
+
+PLAIN: tuple[Job | Layout, ...] = (Job(global_batch=8, seq_len=1024), Layout())
+SWITCHES = [
+    pytest.param(record, key, id=f"{type(record).__name__}-{key}")
+    for record in PLAIN
+    for key, entry in key_fields(type(record)).items()
+    if entry.hint is bool
+]
+
+
+@pytest.mark.parametrize(("record", "key"), SWITCHES)
+@pytest.mark.parametrize("value", ["all", "no", "", 1, 0, None])
+def test_a_switch_is_true_or_false(record: Job | Layout, key: str, value: object) -> None:
+    """Python takes the text "no" for true, and would answer another question."""
+    with pytest.raises(LayoutError, match=f"{key} must be true or false"):
+        record.replace(**{key: value})
