@@ -1,0 +1,126 @@
+"""Memory and bounds of grids of layouts with every choice, kept in `known_grids.csv`.
+
+Each base of `known_steps` is spread over schedules, shards, recomputation and states, at constant rates. Stored are
+means over all layouts that share a choice. A change that is meant to move them is followed by
+
+    PYTHONPATH=tests python tests/prediction/known_grids.py
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from known_steps import BASES, SITE, Rates, Step
+from stored_figures import StoredCase, write_cases
+
+from perfmodel.errors import LayoutError
+from perfmodel.prediction import StepProblem, check_layout, step_problem
+from perfmodel.prediction.grids import (
+    GridCosts,
+    LayoutGrid,
+    PipelineChoice,
+    RecomputeChoice,
+    ShardChoice,
+    StateChoice,
+    pass_work_s,
+    price_grids,
+)
+from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.spec import Layout
+
+TABLE = Path(__file__).with_suffix(".csv")
+SHARDS = (
+    ShardChoice(True, False, Layout().order),
+    ShardChoice(False, False, Layout().order),
+    ShardChoice(True, True, "pp-tp-cp-ep-dp"),
+)
+RECOMPUTES = (
+    RecomputeChoice("none"),
+    RecomputeChoice("selective"),
+    RecomputeChoice("full"),
+    RecomputeChoice("none", (1,)),
+)
+STATES = (
+    StateChoice(0, True, True, False),
+    StateChoice(1, False, False, False),
+    StateChoice(1, True, True, True),
+    StateChoice(2, False, True, False),
+    StateChoice(3, True, False, False),
+    StateChoice(3, True, True, False),
+)
+HOST_STATES = (StateChoice(1, True, True, False), StateChoice(1, True, True, False, 2))
+"""Where there is one stage and nothing is recomputed, some layers may be on the host."""
+DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch")
+LEFT_OUT = ("images", "encoder and decoder", "two kinds of nodes")
+
+
+def grid_of(step: Step) -> LayoutGrid:
+    """The grid around the layout of a base, with every schedule that its pipeline can have."""
+    pipelines = []
+    for name in schedule_names():
+        choice = PipelineChoice(name, 2 if name in ("interleaved", "breadth-first") else 1)
+        if _is_possible(step, choice):
+            pipelines.append(choice)
+    # Shards of experts need sequence parallelism here, and so do the layouts that leave it out without tensor ranks.
+    shards = [shard for shard in SHARDS if shard.sequence_parallel or step.layout.ep == 1]
+    return LayoutGrid(
+        degrees=Layout(**{key: getattr(step.layout, key) for key in DEGREES}),
+        pipelines=tuple(pipelines),
+        shards=tuple(shards),
+        recomputes=RECOMPUTES,
+        states=STATES,
+        valid=np.ones((1, 1, 1, 1), bool),
+    )
+
+
+def _is_possible(step: Step, choice: PipelineChoice) -> bool:
+    try:
+        layout = step.layout.replace(**choice._asdict())
+        check_layout(step.model, step.cluster, step.job, layout)
+        scheduler = get_schedule(layout.schedule)
+        scheduler.require(layout.pp, step.job.num_microbatches(layout), scheduler.chunks_for(layout.vpp))
+    except LayoutError:
+        return False
+    return scheduler.name != "forward"
+
+
+def figures(problem: StepProblem, grid: LayoutGrid, costs: GridCosts) -> dict[str, float]:
+    """Mean bound, peak and work of the layouts that share a choice; how many are too large, by their largest part."""
+    arrays = {
+        "bound": np.broadcast_to(costs.bound_s, costs.grid.shape),
+        "peak": np.broadcast_to(costs.spread(costs.peak_bytes), costs.grid.shape),
+        "work": pass_work_s(problem, grid),
+    }
+    found = {"size": float(costs.grid.size)}
+    for name, values in arrays.items():
+        for axis in range(values.ndim):
+            others = tuple(i for i in range(values.ndim) if i != axis)
+            for choice, mean in enumerate(np.asarray(values, float).mean(axis=others).tolist()):
+                found[f"{name}.axis{axis}.{choice}"] = mean
+    found |= {f"left{i}": float(n) for i, n in enumerate(costs.left_out)}
+    half = float(np.median(costs.peak_bytes))
+    found |= {f"large{i}": float(n) for i, n in enumerate(costs.too_large(half))}
+    return {name: value for name, value in found.items() if value and np.isfinite(value)}
+
+
+def cases() -> Iterator[StoredCase]:
+    """Grids of all bases but those that grids do not hold, whole and of what fits into less memory."""
+    for name, step in BASES.items():
+        if name in LEFT_OUT:
+            continue
+        problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)
+        problem = problem.repriced(Rates(), Rates())
+        grid = grid_of(step)
+        (whole,) = price_grids(problem, [grid])
+        yield StoredCase(name, name, figures(problem, grid, whole))
+        (narrow,) = price_grids(problem, [grid], float(np.quantile(whole.peak_bytes, 0.2)))
+        yield StoredCase(name, "a fifth fits", figures(problem, grid, narrow))
+        if step.layout.pp == 1:
+            hosted = replace(grid, recomputes=RECOMPUTES[:1], states=HOST_STATES)
+            (costs,) = price_grids(problem, [hosted])
+            yield StoredCase(name, "layers on the host", figures(problem, hosted, costs))
+
+
+if __name__ == "__main__":
+    write_cases(TABLE, cases())
