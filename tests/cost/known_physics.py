@@ -71,7 +71,11 @@ def _memory(draw: random.Random) -> KernelOp:
 
 
 def _embedding(draw: random.Random) -> KernelOp:
-    sizes = {"tokens": draw.randint(1, 20000), "hidden": draw.randint(1, 9000), "vocab": draw.randint(1, 200000)}
+    sizes: dict[str, Any] = {
+        "tokens": draw.randint(1, 20000),
+        "hidden": draw.randint(1, 9000),
+        "vocab": draw.randint(1, 200000),
+    }
     return Embedding(**sizes, pass_=draw.choice(("fwd", "bwd")))
 
 
@@ -83,7 +87,12 @@ def _optimizer(draw: random.Random) -> KernelOp:
 
 def _convolution(draw: random.Random) -> KernelOp:
     kernel = draw.choice((1, 3, 7))
-    square = {"k_h": kernel, "k_w": kernel, "pad_h": kernel // 2, "pad_w": draw.choice((0, kernel // 2))}
+    square: dict[str, Any] = {
+        "k_h": kernel,
+        "k_w": kernel,
+        "pad_h": kernel // 2,
+        "pad_w": draw.choice((0, kernel // 2)),
+    }
     return Convolution(
         batch=draw.randint(1, 64),
         c_in=64 * draw.randint(1, 8),

@@ -6,11 +6,12 @@ Priors, runs and errors are drawn by a seed and no fitted constant is among them
     PYTHONPATH=tests python tests/prediction/known_sites.py
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from known_steps import BASES, SITE, Rates
 from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
@@ -21,7 +22,9 @@ from perfmodel.cost.learn.intervals import (
     figures_of_errors,
     in_range_intervals,
 )
-from perfmodel.prediction.sites import CLASSES, DEGREES, NEUTRAL, Coverage, FittedRuns, Seen, SitePopulation
+from perfmodel.prediction import StepProblem, explain, joint_errors, step_problem
+from perfmodel.prediction.composition import layout_coordinates
+from perfmodel.prediction.sites import CLASSES, DEGREES, NEUTRAL, Adjustment, Coverage, FittedRuns, Seen, SitePopulation
 from perfmodel.prediction.sites.known_runs import LayoutKernel, coordinates, half_width, scales, widened
 from perfmodel.spec import Framework, Layout
 
@@ -82,6 +85,62 @@ def interval_cases() -> Iterator[StoredCase]:
                     yield StoredCase(base, name, {key: value for key, value in found.items() if value})
 
 
+def step_cases() -> Iterator[StoredCase]:
+    """Intervals of steps, and how far layouts of one site differ, before any run and given runs of that site."""
+    for base in ("dense", "experts", "two kinds of nodes"):
+        step = BASES[base]
+        site = replace(SITE, population=drawn_population(1), unstated=0.4, contradictions=0.3)
+        framework = replace(step.framework, name="seen", since=2023)
+        problem = step_problem(step.model, step.cluster, step.job, None, framework, site=site)
+        problem = problem.repriced(Rates(), Rates())
+        layouts = [step.layout, step.layout.replace(recompute="full"), step.layout.replace(micro_batch=2)]
+        yield StoredCase(f"step, {base}", f"step, {base}", _errors(problem, layouts))
+        if not step.cluster.kinds:
+            adjusted = problem.adjusted(_adjustment(problem, layouts[0]))
+            yield StoredCase(f"step, {base}", "given runs", _errors(adjusted, layouts))
+
+
+def _errors(problem: StepProblem, layouts: Sequence[Layout]) -> dict[str, float]:
+    """Intervals of layouts with their sources, and the probability that each is faster than each other."""
+    predictions = [explain(problem, layout) for layout in layouts]
+    found: dict[str, float] = {}
+    for i, prediction in enumerate(predictions):
+        found |= {f"lo{i}": prediction.step_time_lo_s, f"hi{i}": prediction.step_time_hi_s}
+        by_source = prediction.uncertainty.by_source
+        # The signs of independent combinations are those that a decomposition happens to give.
+        found |= {f"source{i}.{name}".replace(" ", ""): abs(sd) for name, sd in by_source.items() if "fit" not in name}
+    if not problem.kinds:
+        joint = joint_errors(problem, predictions)
+        gap = np.log([prediction.step_time_s for prediction in predictions])
+        below = joint.below(gap - gap[:, None]).ravel().tolist()
+        found |= {f"below{i}": value for i, value in enumerate(below)}
+        found["noise"] = float(joint.weight @ joint.noise.sum(axis=1))
+    return {name: value for name, value in found.items() if value}
+
+
+def _adjustment(problem: StepProblem, layout: Layout) -> Adjustment:
+    """Parameters that three runs of a site narrowed."""
+    names = ("gemm", "attention", "inter_node.all_reduce.beta", "host_op_s")
+    rng = np.random.default_rng(11)
+    points = [layout_coordinates(problem.setting, layout.replace(micro_batch=n)) for n in (1, 2, 4)]
+    runs = FittedRuns(
+        at=tuple(points),
+        slopes=tuple(map(tuple, rng.uniform(0.05, 0.4, (3, len(names))).tolist())),
+        error=(0.12, 0.09, 0.15),
+        weight=(1.0, 2.0, 1.0),
+        covariance=tuple(map(tuple, (0.02 * np.eye(len(names))).tolist())),
+        likeness=LayoutKernel(near=0.06, length=3.0, own=0.03),
+        noise=0.02,
+        scatter=(0.4, 0.9),
+        doubt=1.8,
+        held=1.3,
+    )
+    device = problem.cluster.device.name
+    half_width = tuple((name, 0.05) for name in names)
+    values = tuple(zip(names, (0.1, 0.05, 0.2, -0.1), strict=True))
+    return Adjustment(device=device, values=values, half_width=half_width, runs=runs)
+
+
 def run_cases() -> Iterator[StoredCase]:
     """What drawn runs of a site say of other layouts."""
     rng = np.random.default_rng(7)
@@ -140,6 +199,7 @@ def error_cases() -> Iterator[StoredCase]:
 def cases() -> Iterator[StoredCase]:
     """Everything that is stored."""
     yield from interval_cases()
+    yield from step_cases()
     yield from run_cases()
     yield from error_cases()
     for scatter in ((0.0, 0.0), (0.4, 0.0), (0.3, 1.1)):
