@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from known_steps import BASES, SITE, Rates
+from constant_rates import SITE, Rates
+from known_steps import BASES
 from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog

@@ -13,17 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from constant_rates import SITE, Rates
 from optional_features import other_values
 from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes
 from perfmodel.errors import PerfModelError
-from perfmodel.ops import Collective, KernelOp
-from perfmodel.prediction import Prediction, Site, check_layout, explain, step_problem
-from perfmodel.prediction.sites import NEUTRAL
-from perfmodel.prediction.sites.constants import MemorySpread
+from perfmodel.prediction import Prediction, check_layout, explain, step_problem
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
 from perfmodel.spec.framework_facts import MemoryCosts
@@ -35,29 +31,8 @@ H100 = catalog.cluster("dgx-h100")
 MIXED = Cluster.of_kinds(
     "mixed", [replace(catalog.cluster(name), name=name[-4:], max_devices=64) for name in ("dgx-a100", "dgx-h100")]
 )
-SITE = Site(
-    sustained=(("Hopper", 0.08), ("Ampere", 0.03)),
-    skew=0.02,
-    population=NEUTRAL,
-    memory=MemorySpread(bias=0.02, deviation=0.05),
-)
 FRAMEWORK = Framework(name="anybody's", memory=MemoryCosts(communicator_bytes=1e8))
 FRAMEWORK_SECTIONS = ("host", "communication", "memory")
-
-
-class Rates:
-    """Kernels and collectives at constant rates."""
-
-    def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
-        time_s = np.array([_seconds(op) for op in ops], float)
-        return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
-
-
-def _seconds(op: KernelOp | Collective) -> float:
-    if isinstance(op, Collective):
-        rate = 1.5e11 if op.ranks_per_node == op.num_ranks else 2e10 / op.concurrent**0.5
-        return 1e-5 * op.num_ranks**0.5 + op.bytes * (1 - 1 / op.num_ranks) / rate
-    return 4e-6 + op.flops / 3e14 + op.bytes / 2e12
 
 
 @dataclass(frozen=True)

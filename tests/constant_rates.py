@@ -1,0 +1,34 @@
+"""Prices that are the same for ever: kernels and collectives at constant rates, at a site without fitted constants."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost import EventTimes
+from perfmodel.ops import Collective, KernelOp
+from perfmodel.prediction import Site
+from perfmodel.prediction.sites import NEUTRAL
+from perfmodel.prediction.sites.constants import MemorySpread
+
+SITE = Site(
+    sustained=(("Hopper", 0.08), ("Ampere", 0.03)),
+    skew=0.02,
+    population=NEUTRAL,
+    memory=MemorySpread(bias=0.02, deviation=0.05),
+)
+
+
+class Rates:
+    """Kernels and collectives at constant rates."""
+
+    def times(self, machine: Any, ops: Sequence[KernelOp | Collective]) -> EventTimes:
+        time_s = np.array([_seconds(op) for op in ops], float)
+        return EventTimes(time_s, 0.9 * time_s, 1.2 * time_s, ("measured",) * len(ops))
+
+
+def _seconds(op: KernelOp | Collective) -> float:
+    if isinstance(op, Collective):
+        rate = 1.5e11 if op.ranks_per_node == op.num_ranks else 2e10 / op.concurrent**0.5
+        return 1e-5 * op.num_ranks**0.5 + op.bytes * (1 - 1 / op.num_ranks) / rate
+    return 4e-6 + op.flops / 3e14 + op.bytes / 2e12
