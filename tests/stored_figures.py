@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +53,15 @@ def read_cases(table: Path) -> Iterator[StoredCase]:
             yield StoredCase(row["base"], row["case"], figures)
 
 
-def moved_figures(now: Iterable[StoredCase], table: Path, rounding: float = ROUNDING) -> list[str]:
-    """Sentences on cases that came, went or moved since the table was written."""
+def moved_figures(
+    now: Iterable[StoredCase], table: Path, rounding: float = ROUNDING, exact: Collection[str] = ()
+) -> list[str]:
+    """Sentences on cases that came, went or moved since the table was written.
+
+    Args:
+        rounding: relative difference of figures that are the same.
+        exact: names of figures that are held to `ROUNDING`.
+    """
     then = {(case.base, case.name): case.figures for case in read_cases(table)}
     moved = []
     for case in now:
@@ -64,7 +71,7 @@ def moved_figures(now: Iterable[StoredCase], table: Path, rounding: float = ROUN
             continue
         for name in sorted(stored.keys() | case.figures.keys()):
             values = stored.get(name, math.nan), case.figures.get(name, math.nan)
-            if not _is_close(*values, rounding):
+            if not _is_close(*values, ROUNDING if name in exact else rounding):
                 moved.append(f"{case.base}: {case.name}: {name} was {values[0]:.9g}, is {values[1]:.9g}")
     return [*moved, *(f"{base}: {name} is gone" for base, name in then)]
 

@@ -95,6 +95,9 @@ def step_cases() -> Iterator[StoredCase]:
         problem = step_problem(step.model, step.cluster, step.job, None, framework, site=site)
         problem = problem.repriced(Rates(), Rates())
         layouts = [step.layout, step.layout.replace(recompute="full"), step.layout.replace(micro_batch=2)]
+        if not step.cluster.kinds:
+            # Without stages it has errors of other events.
+            layouts.append(Layout(dp=16, zero=3))
         yield StoredCase(f"step, {base}", f"step, {base}", _errors(problem, layouts))
         if not step.cluster.kinds:
             adjusted = problem.adjusted(_adjustment(problem, layouts[0]))
@@ -108,7 +111,8 @@ def _errors(problem: StepProblem, layouts: Sequence[Layout]) -> dict[str, float]
     for i, prediction in enumerate(predictions):
         found |= {f"lo{i}": prediction.step_time_lo_s, f"hi{i}": prediction.step_time_hi_s}
         by_source = prediction.uncertainty.by_source
-        # The signs of independent combinations are those that a decomposition happens to give.
+        # A decomposition happens to give independent combinations, whose squares sum to the same.
+        found[f"fit{i}"] = float(np.linalg.norm([sd for name, sd in by_source.items() if "fit" in name]))
         found |= {f"source{i}.{name}".replace(" ", ""): abs(sd) for name, sd in by_source.items() if "fit" not in name}
     if not problem.kinds:
         joint = joint_errors(problem, predictions)
