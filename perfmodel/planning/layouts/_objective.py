@@ -156,7 +156,9 @@ class Goal:
         def column(name: str) -> np.ndarray:
             if name == "memory_bytes":
                 return np.array([p.memory_needed_bytes for p in predictions])
-            return np.array([float(getattr(p.layout, name)) for p in predictions])
+            # Left out, the tensor parallelism of experts is that of the other layers.
+            field = "expert_tp" if name == "etp" else name
+            return np.array([float(getattr(p.layout, field)) for p in predictions])
 
         step = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))
         busy = np.array([p.time_account.busy_fraction for p in predictions])

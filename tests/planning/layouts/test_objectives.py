@@ -12,6 +12,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import (
     QUANTITIES,
+    Goal,
     Tariff,
     default_space,
     enumerate_layouts,
@@ -22,7 +23,7 @@ from perfmodel.planning.layouts import (
 from perfmodel.planning.layouts.expressions import Constraint, Expression, Interval
 from perfmodel.prediction import evaluate, explain
 from perfmodel.prediction.memory import peak_memory
-from perfmodel.spec import Job
+from perfmodel.spec import Job, Layout
 
 TARIFF = Tariff(price_per_device_hour=2.5, power_w=400, idle_power_w=60, tokens=3e9)
 
@@ -203,3 +204,12 @@ def test_command(capsys):
 def test_a_search_for_nothing_is_refused(wrong, said):
     with pytest.raises(PerfModelError, match=said):
         search("gpt3-1.3b", "dgx-a100", **({"devices": 8, "global_batch": 16} | wrong))
+
+
+@pytest.mark.parametrize("etp", [None, 1])
+def test_experts_that_no_layout_divides_by_themselves_are_divided_as_the_rest(case, etp):
+    layout = Layout(tp=2, dp=4, etp=etp, ep=1 if etp is None else 2)
+    goal = Goal.parse(case.step_problem, constraints=("etp <= 2",))
+    prediction = explain(case.step_problem, Layout(tp=2, dp=4))
+    quantities = goal.named_quantities(replace(prediction, layout=layout))
+    assert quantities["etp"] == (2 if etp is None else etp)
