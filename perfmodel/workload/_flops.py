@@ -211,9 +211,10 @@ def _attention_products(model: Transformer, job: Job, letters: Mapping[str, int]
     full = causal = documents * float(length) * length * (letters["*"] * width + letters["W"] * window_width)
     decoder = model.decoder_layers
     if model.attention.causal and not decoder:
-        visible = _chunked_pairs if model.attention.chunked_window else _visible_pairs
+        window = model.attention.window
+        visible = _chunked_pairs if model.attention.chunked_window and window else _visible_pairs
         pairs = letters["*"] * width * _visible_pairs(length, 0)
-        pairs_in_window = letters["W"] * window_width * visible(length, model.attention.window)
+        pairs_in_window = letters["W"] * window_width * visible(length, window)
         causal = documents * (pairs + pairs_in_window)
 
     # The decoder attends to itself, causally, and to all of the encoder.

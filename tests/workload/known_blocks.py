@@ -64,9 +64,7 @@ def changes_of(model: Model) -> Iterator[tuple[str, str, Any]]:
     yield "job", "dtype", "fp8"
     if isinstance(model, Transformer):
         for name, value in other_values(model):
-            # Windows are in chunks only where there are windows.
-            if name != "chunked_window" or model.attention.window:
-                yield "model", name, value
+            yield "model", name, value
 
 
 def figures(model: Model, layout: Layout, job: Job) -> dict[str, float]:

@@ -462,3 +462,7 @@ def test_products_of_two_activations_keep_both_gradients() -> None:
     plain, frozen = (flops_of(tiny(layers=2, mixers="M-", mamba=mamba), frozen=on) for on in (False, True))
     products = 32 * (2 * 16 + 48) + 2 * 48 * 16
     assert plain.total - frozen.total == plain.layers_forward + plain.head_forward - 2 * BATCH * S * products
+
+
+def test_chunks_of_a_window_that_is_none_limit_nothing() -> None:
+    assert flops_of(tiny(chunked_window=True)) == flops_of(tiny())
