@@ -248,6 +248,25 @@ def compose_yaml(text: str) -> Any:
     return root
 
 
+def load_yaml_documents(text: str) -> list[Any]:
+    """Values of all documents of a YAML text, with aliases that are safe to follow; empty documents are left out.
+
+    Raises:
+        yaml.YAMLError: not YAML.
+        TooLargeError: more than `MOST_YAML_NODES` keys and values in a document, aliases written out.
+        ValueError: nested too deeply, or a value that its type does not have.
+    """
+    import yaml
+
+    values = []
+    # Text of several lines is indented, so that a line of dashes always begins a document.
+    for document in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE):
+        root = compose_yaml(document)
+        if root is not None:
+            values.append(yaml.SafeLoader("").construct_document(root))
+    return values
+
+
 def _require_few_nodes(root: Any) -> None:
     """Raise `TooLargeError` for more than `MOST_YAML_NODES`, counted as if every alias were written out."""
     # Aliases make a graph out of the tree. Each node is counted once, so that this takes no longer than reading it.

@@ -98,10 +98,11 @@ def test_files_that_are_none() -> None:
         parse_launch("echo hello\n", "hello.sh")
 
 
-def test_aliases_that_multiply_are_refused() -> None:
-    lines = ["a0: &a0 {x: 1, y: 2}"]
+@pytest.mark.parametrize("head", [(), ("apiVersion: v1", "kind: Job")], ids=["settings", "manifest"])
+def test_aliases_that_multiply_are_refused(head: tuple[str, ...]) -> None:
+    lines = [*head, "a0: &a0 {x: 1, y: 2}"]
     lines += [f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)]
-    with pytest.raises(LaunchFileError, match="this is not a launch file"):
+    with pytest.raises(PerfModelError, match="once its aliases are written out"):
         parse_launch("\n".join(lines) + "\n", "laughs.yaml")
 
 

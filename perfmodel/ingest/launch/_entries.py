@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.files import TooLargeError, read_text
+from perfmodel.files import TooLargeError, load_yaml_documents, read_text
 from perfmodel.spec import Model
 
 AUTO: Final = "auto"
@@ -58,13 +58,20 @@ def as_list(value: Any) -> list[Any]:
 
 
 def yaml_value(text: str) -> Any:
-    """The value of a command-line setting, parsed as YAML; the text itself if it is not valid YAML."""
+    """The value of a command-line setting, parsed as YAML; the text itself if it is no single YAML document.
+
+    Raises:
+        TooLargeError: aliases that multiply.
+    """
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        documents = load_yaml_documents(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
+    if not documents:
+        return None
+    return documents[0] if len(documents) == 1 else text
 
 
 @dataclass(frozen=True)

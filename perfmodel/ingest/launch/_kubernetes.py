@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from perfmodel.files import load_yaml_documents
+
 _IS_MANIFEST: Final = re.compile(r"^\s*apiVersion:.*$[\s\S]*^\s*kind:", re.MULTILINE)
 _COPIES: Final = ("replicas", "parallelism")
 """Keys that say how many copies of the pod below them run."""
@@ -70,11 +72,15 @@ def job_script(text: str) -> JobScript | None:
 
 
 def _documents(text: str) -> list[Any]:
-    """The documents of a file; none if it is not YAML."""
+    """The documents of a file; none if it is not YAML.
+
+    Raises:
+        TooLargeError: aliases that multiply.
+    """
     import yaml
 
     try:
-        return list(yaml.safe_load_all(text))
+        return load_yaml_documents(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
 
