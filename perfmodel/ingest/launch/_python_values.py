@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from perfmodel.ingest.launch._entries import broken
+
 LARGEST: Final = 1e15
 """Largest accepted number; larger ones occur in no training run, and their products would fill the memory."""
 _HIGHEST_POWER: Final = 64
@@ -210,6 +212,20 @@ def truth(value: Any) -> bool | None:
     return bool(value) if isinstance(value, PLAIN) else None
 
 
+def parsed_module(text: str, place: str) -> ast.Module:
+    """The syntax tree of a Python file, which is not executed.
+
+    Raises:
+        LaunchFileError: the text is no Python.
+    """
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; fix this line") from None
+    except (RecursionError, ValueError, MemoryError):
+        raise broken(place, 0, "not valid Python, or nested too deeply; this is no launch file") from None
+
+
 def elements_of(value: Any) -> list[Any] | None:
     """What a loop over a value goes through; None if that is not known."""
     if isinstance(value, (list, tuple, set, dict, str, range)) and len(value) <= MOST_ELEMENTS:
@@ -230,14 +246,9 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 
 def calculated(kind: ast.operator, left: Any, right: Any) -> Any:
     """A sum, product, quotient or power of plain data; `MISSING` if it is not known."""
-    calculate = _OPERATORS.get(type(kind))
     both = (left, right)
     if all(isinstance(side, (int, float)) for side in both):
-        is_too_large = any(abs(side) >= LARGEST for side in both)
-        is_large_power = isinstance(kind, ast.Pow) and not 0 <= right <= _HIGHEST_POWER
-        if calculate is None or is_too_large or is_large_power:
-            return MISSING
-        return _guarded(calculate, left, right)
+        return calculated_number(kind, left, right)
     if isinstance(kind, ast.BitOr) and all(isinstance(side, dict) for side in both):
         return left | right
     # Texts and lists are joined, and repeated within bounds.
@@ -248,6 +259,18 @@ def calculated(kind: ast.operator, left: Any, right: Any) -> Any:
         if isinstance(several, (str, list, tuple)) and isinstance(times, int):
             return several * times if 0 <= len(several) * times <= MOST_ELEMENTS else MISSING
     return MISSING
+
+
+def calculated_number(
+    kind: ast.operator, left: float, right: float, highest_power: int = _HIGHEST_POWER
+) -> float | _Missing:
+    """A sum, product, quotient or power of two numbers; `MISSING` if it is not known, or too large for any size."""
+    calculate = _OPERATORS.get(type(kind))
+    is_too_large = any(abs(side) >= LARGEST for side in (left, right))
+    is_large_power = isinstance(kind, ast.Pow) and not 0 <= right <= highest_power
+    if calculate is None or is_too_large or is_large_power:
+        return MISSING
+    return _guarded(calculate, left, right)
 
 
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {

@@ -5,7 +5,6 @@ stand for what was assigned to them before, and every other expression stays unk
 """
 
 import ast
-import operator
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final
@@ -22,24 +21,14 @@ from perfmodel.ingest.launch._finetuning import (
     torch_framework,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
+from perfmodel.ingest.launch._python_values import LARGEST, MISSING, calculated_number, parsed_module
 from perfmodel.ingest.launch._table import TEXT, Fields, Rule, read_only, words
 from perfmodel.ingest.launch._trainer import WORLD_RULE
 
-_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
 _ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {"int": int, "float": float, "round": round}
 """Functions of one number that configurations apply to sizes: `int(2048 - (336 / 14) ** 2)`."""
 _HIGHEST_POWER: Final = 8
 """Highest accepted exponent; larger powers are no sizes and would fill the memory."""
-_LARGEST: Final = 1e15
-"""Largest accepted number; larger ones occur in no training run, and their products would fill the memory."""
 
 
 def read_python(text: str, place: str) -> Source:
@@ -48,12 +37,7 @@ def read_python(text: str, place: str) -> Source:
     Raises:
         LaunchFileError: the text is no Python.
     """
-    try:
-        module = ast.parse(text)
-    except SyntaxError as error:
-        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; fix this line") from None
-    except (RecursionError, ValueError, MemoryError):
-        raise broken(place, 0, "not valid Python, or nested too deeply; this is no launch file") from None
+    module = parsed_module(text, place)
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     notes: list[str] = []
@@ -132,7 +116,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             return {word.arg: _value(word.value, known) for word in node.keywords if word.arg is not None}
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _ROUNDING:
             number = _value(argument, known)
-            is_finite = isinstance(number, (int, float)) and abs(number) < _LARGEST
+            is_finite = isinstance(number, (int, float)) and abs(number) < LARGEST
             return _ROUNDING[name](number) if is_finite else _unknown(node)
         case ast.UnaryOp(op=ast.USub()):
             operand = _value(node.operand, known)
@@ -145,16 +129,11 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
 
 def _result(node: ast.BinOp, lhs: Any, rhs: Any) -> Any:
     """A sum, product, quotient or power of numbers."""
-    calculate = _OPERATORS.get(type(node.op))
     # A text times a number would be repeated: a stranger's file must not fill the memory.
-    numbers = all(isinstance(operand, (int, float)) and abs(operand) < _LARGEST for operand in (lhs, rhs))
-    is_large_power = isinstance(node.op, ast.Pow) and numbers and not 0 <= rhs <= _HIGHEST_POWER
-    if calculate is None or not numbers or is_large_power:
+    if not all(isinstance(operand, (int, float)) for operand in (lhs, rhs)):
         return _unknown(node)
-    try:
-        return calculate(lhs, rhs)
-    except ZeroDivisionError:
-        return _unknown(node)
+    result = calculated_number(node.op, lhs, rhs, _HIGHEST_POWER)
+    return _unknown(node) if result is MISSING else result
 
 
 def _unknown(node: ast.expr) -> str:

@@ -28,6 +28,7 @@ from perfmodel.ingest.launch._python_values import (
     elements_of,
     expression_text,
     is_same,
+    parsed_module,
     truth,
 )
 
@@ -102,7 +103,7 @@ def follow(
     """
     follower = _Follower(place, arguments, variables or {}, fields_of, module_text, result_of)
     scope = Scope({"__name__": "__main__", "__file__": place})
-    module = _parsed(text, place)
+    module = parsed_module(text, place)
     follower.guarded(lambda: follower.block(module.body, scope))
     return Followed(follower, scope)
 
@@ -119,15 +120,6 @@ def module_beside(name: str, neighbours: Neighbours) -> str | None:
     path = neighbours.folder / f"{plain.replace('.', '/')}.py"
     named = neighbours.find(str(path)) if path.is_file() else None
     return None if named is None else named.text
-
-
-def _parsed(text: str, place: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise broken(place, error.lineno or 0, f"not valid Python: {error.msg}; fix this line") from None
-    except (RecursionError, ValueError, MemoryError):
-        raise broken(place, 0, "not valid Python, or nested too deeply; this is no launch file") from None
 
 
 class _Follower(Calls):
@@ -439,7 +431,7 @@ class _Follower(Calls):
             text = self.module_text(name)
             if text is not None:
                 scope = Scope({"__name__": name})
-                self.block(_parsed(text, name).body, scope)
+                self.block(parsed_module(text, name).body, scope)
                 self.modules[name] = scope
         return self.modules[name]
 
