@@ -5,10 +5,10 @@ The core is scores, softmax and context, fused or materialised, on one device or
 
 from dataclasses import replace
 
-from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp
+from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp, MemoryBound
 from perfmodel.spec import AdapterModule, Transformer
 from perfmodel.spec.parts import LatentAttention
-from perfmodel.workload._context_parallel import context_parallel
+from perfmodel.workload._context_parallel import ContextPart, context_parallel
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
@@ -51,40 +51,51 @@ def self_attention(
             return _absorbed_attention(model, local, model.latent_attention)
         return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
 
-    # Queries, keys and values come from one product.
-    d, d_v, heads, kv = model.head_dim, model.value_dim, local.heads, local.kv_heads
-    projections = _projections(model, local)
-    _, width = projections[0]
+    attention, job = model.attention, local.job
+    d, d_v = model.head_dim, model.value_dim
+    heads, kv_heads = local.heads, local.kv_heads
 
+    # Queries, keys and values come from one product.
     # In 8-bit attention, only the narrow copies of queries, keys and values are saved.
-    kept_share = 1 / local.act_bytes if local.job.narrow.fp8_attention else 1.0
+    outputs = projection_outputs(model, heads=heads, kv_heads=kv_heads)
+    has_adapters = job.fine_tuning.adapter_rank > 0
     projection = column_linear(
         local,
-        width,
+        outputs["linear_qkv"],
         local.hidden,
-        bias=model.block.bias or model.attention.qkv_bias,
-        kept_output=kept_share,
-        shares_input=local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
+        bias=model.block.bias or attention.qkv_bias,
+        kept_output=1 / local.act_bytes if job.narrow.fp8_attention else 1.0,
+        shares_input=has_adapters and local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
     )
-    return [
-        replace(projection, params=projection.params - unbiased_outputs(model, heads=heads, kv_heads=kv)),
-        *adapters(local, projections, local.hidden),
-        *head_norm(model, local),
-        *attention_layout(model, local),
-        *rotary(model, local, (heads + kv) * d),
-        _attention_core(
-            model,
-            local,
-            kv_heads=heads if local.job.kernels.repeated_keys else kv,
-            d_qk=d,
-            d_v=d_v,
-            seq_kv=local.keys,
-            causal=causal,
-            window=window,
-        ),
-        *attention_gate(model, local, heads * d_v),
-        *_output(model, local, heads * d_v, reduced=reduced),
-    ]
+    if attention.unbiased_projections:
+        unbiased = unbiased_outputs(model, heads=heads, kv_heads=kv_heads)
+        projection = replace(projection, params=projection.params - unbiased)
+    pieces = [projection]
+
+    # What some models, or some software, have between the projection and the scores.
+    if has_adapters:
+        pieces += adapters(local, list(outputs.items()), local.hidden)
+    if attention.qk_norm:
+        pieces += head_norm(model, local)
+    if not job.kernels.fuses("attention_layout"):
+        pieces += attention_layout(model, local)
+    if model.inputs.positions == "rope":
+        pieces.append(rotary(local, (heads + kv_heads) * d))
+
+    core = _attention_core(
+        model,
+        local,
+        kv_heads=heads if job.kernels.repeated_keys else kv_heads,
+        d_qk=d,
+        d_v=d_v,
+        seq_kv=local.keys,
+        causal=causal,
+        window=window,
+    )
+    pieces.append(core)
+    if attention.attention_gate or attention.head_gate:
+        pieces.append(attention_gate(local, heads * d_v))
+    return [*pieces, *_output(model, local, heads * d_v, reduced=reduced)]
 
 
 def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
@@ -93,13 +104,14 @@ def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
     return model.head_dim * sum(heads_of_projection[name] for name in model.attention.unbiased_projections)
 
 
-def _projections(model: Transformer, local: ShardSizes) -> list[tuple[AdapterModule, int]]:
-    """The projection of queries, keys and values, and its parts, each with its outputs on this device."""
-    queries, keys, values = projected(model, heads=local.heads, kv_heads=local.kv_heads)
-    parts: list[tuple[AdapterModule, int]] = [("q_proj", queries), ("k_proj", keys)]
+def projection_outputs(model: Transformer, *, heads: int, kv_heads: int) -> dict[AdapterModule, int]:
+    """Output elements of the projection of queries, keys and values, and of its parts, beside each of which an adapter
+    may stand."""
+    queries, keys, values = projected(model, heads=heads, kv_heads=kv_heads)
+    outputs: dict[AdapterModule, int] = {"linear_qkv": queries + keys + values, "q_proj": queries, "k_proj": keys}
     if values:
-        parts.append(("v_proj", values))
-    return [("linear_qkv", queries + keys + values), *parts]
+        outputs["v_proj"] = values
+    return outputs
 
 
 def projected(model: Transformer, *, heads: int, kv_heads: int) -> tuple[int, int, int]:
@@ -167,41 +179,31 @@ def _latent_attention(
 
     # Down projections are replicated over tensor-parallel ranks and run on the rank's part of the sequence; up
     # projections are column-parallel and gather the compressed activations only.
-    query = _latent_query(model, local, latent)
-
-    # Kept for the core: keys of all heads with the shared rotary part appended, and values.
-    expanded = float(local.tokens * heads * (d_qk + d_v) * local.act_bytes)
-    return [
-        *query,
+    down_projections = [
+        *_latent_query(model, local, latent),
         linear(local.precision, rows, rank + rope, local.hidden, kept_input=0.0),
         small_norm(model, local, rows, rank),
-        *recomputed(
-            "mla_up_proj",
-            [
-                column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
-                *rotary(model, local, (heads + 1) * rope),
-                pointwise(
-                    local.precision,
-                    [("add", 1)],
-                    local.tokens,
-                    heads * d_qk,
-                    saved_bytes=expanded,
-                ),
-            ],
-        ),
-        _attention_core(
-            model,
-            local,
-            kv_heads=heads,
-            d_qk=d_qk,
-            d_v=d_v,
-            seq_kv=local.keys,
-            causal=causal,
-            window=window,
-        ),
-        *_latent_gate(model, local, latent),
-        *_output(model, local, heads * d_v),
     ]
+
+    # Kept for the core: keys of all heads with the shared rotary part appended, and values.
+    expanded_bytes = float(local.tokens * heads * (d_qk + d_v) * local.act_bytes)
+    expansion = [
+        column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
+        *_latent_rotation(model, local, latent),
+        pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded_bytes),
+    ]
+    core = _attention_core(
+        model,
+        local,
+        kv_heads=heads,
+        d_qk=d_qk,
+        d_v=d_v,
+        seq_kv=local.keys,
+        causal=causal,
+        window=window,
+    )
+    rest = [*_latent_gate(model, local, latent), *_output(model, local, heads * d_v)]
+    return [*down_projections, *recomputed("mla_up_proj", expansion), core, *rest]
 
 
 def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
@@ -236,13 +238,20 @@ def _absorbed_attention(model: Transformer, local: ShardSizes, latent: LatentAtt
         *_latent_query(model, local, latent),
         linear(local.precision, rows, rank + rope, local.hidden),
         small_norm(model, local, rows, rank),
-        *rotary(model, local, (heads + 1) * rope),
+        *_latent_rotation(model, local, latent),
         absorbed(rank, nope),
         Piece(forward=(core,)),
         absorbed(latent.v_head_dim, rank),
         *_latent_gate(model, local, latent),
         *_output(model, local, heads * latent.v_head_dim),
     ]
+
+
+def _latent_rotation(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
+    """The rotation of every head's queries and of the one key that all heads share."""
+    if model.inputs.positions != "rope":
+        return []
+    return [rotary(local, (local.heads + 1) * latent.qk_rope_head_dim)]
 
 
 def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
@@ -255,7 +264,7 @@ def _latent_gate(model: Transformer, local: ShardSizes, latent: LatentAttention)
     gates = []
     if latent.q_lora_rank:
         gates.append(column_linear(local, local.heads, local.hidden, kept_input=False))
-    return [*gates, *attention_gate(model, local, width)]
+    return [*gates, attention_gate(local, width)]
 
 
 def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention) -> list[Piece]:
@@ -277,19 +286,18 @@ def _latent_query(model: Transformer, local: ShardSizes, latent: LatentAttention
 
 def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool = True) -> list[Piece]:
     """The output projection of `width` elements per token, with its adapters; sinks are a logit per head."""
-    adapter = adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     sinks = [Piece(params=local.heads)] if model.attention.attention_sinks else []
-    return [
-        *sinks,
-        row_linear(
-            local,
-            local.hidden,
-            width,
-            bias=model.block.bias or model.attention.output_bias,
-            communicates=reduced,
-        ),
-        *adapter,
-    ]
+    projection = row_linear(
+        local,
+        local.hidden,
+        width,
+        bias=model.block.bias or model.attention.output_bias,
+        communicates=reduced,
+    )
+    pieces = [*sinks, projection]
+    if local.job.fine_tuning.adapter_rank:
+        pieces += adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
+    return pieces
 
 
 def _attention_core(
@@ -466,19 +474,24 @@ def _fused(
         causal=causal,
         window=window if window < seq_kv else 0,
     )
-    part = context_parallel(local, full_attention)
+    part = ContextPart(steps=(full_attention,))
+    if local.shard.cp > 1:
+        part = context_parallel(local, full_attention)
 
     # 8-bit attention takes and gives narrow tensors: casts before and after it, both ways.
-    tokens = local.sequences * local.seq_local
-    operands = cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v))
-    results = cast_for_attention(local, tokens, local.heads * d_v)
+    operand_casts: tuple[MemoryBound, ...] = ()
+    result_casts: tuple[MemoryBound, ...] = ()
+    if local.job.narrow.fp8_attention:
+        tokens = local.sequences * local.seq_local
+        operand_casts = (cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v)),)
+        result_casts = (cast_for_attention(local, tokens, local.heads * d_v),)
     return Piece(
-        forward=(*operands, *part.steps, *part.merges, *results),
+        forward=(*operand_casts, *part.steps, *part.merges, *result_casts),
         backward_input=(
-            *results,
+            *result_casts,
             *(replace(step, pass_="bwd") for step in reversed(part.steps)),
             *part.gradient_merges,
-            *operands,
+            *operand_casts,
         ),
         forward_comm=part.forward_comm,
         backward_comm=part.backward_comm,

@@ -243,13 +243,12 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
         return 0.0
 
     # Else there are 16-bit logits, or their gradient; eager cross entropy also holds a second fp32 copy.
-    width = local.act_bytes
+    bytes_per_logit, read_bytes = local.act_bytes, local.act_bytes
     if not local.job.kernels.fuses("cross_entropy"):
-        width += 4
-        width = max(width, _gradient_bytes_per_logit(local, 4))
-    else:
-        width = max(width, _gradient_bytes_per_logit(local, local.act_bytes))
-    return _logits_at_once(seen_by_head) * width
+        bytes_per_logit, read_bytes = local.act_bytes + 4, 4
+    if "loss_gradient" in local.job.kernels.eager_kernels:
+        bytes_per_logit = max(bytes_per_logit, _gradient_bytes_per_logit(local, read_bytes))
+    return _logits_at_once(seen_by_head) * bytes_per_logit
 
 
 def _gathers_logits(local: ShardSizes) -> bool:
@@ -263,7 +262,7 @@ def _of_whole_vocabulary(local: ShardSizes) -> ShardSizes:
 
 
 def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
-    """Bytes per logit that an eager loss holds in addition to the log-probabilities while it computes their gradient.
+    """Bytes per logit that a loss of eager kernels holds beside the log-probabilities while it computes their gradient.
 
     Args:
         element_bytes: of fp32, or of the logits' own type where the loss reads them as they are.
@@ -274,8 +273,6 @@ def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
     is still held (torch/distributed/tensor/parallel/loss.py, `_nll_loss_and_log_softmax_backward`). The logits
     themselves are gone.
     """
-    if "loss_gradient" not in local.job.kernels.eager_kernels:
-        return 0
     tensors = 3 if local.tp > 1 else 2
     return element_bytes * tensors
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
-from perfmodel.spec.parts import Patches
-from perfmodel.workload._attention import projected
+from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer
+from perfmodel.spec.parts import Experts, Patches
+from perfmodel.workload._attention import projected, projection_outputs
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
@@ -140,19 +140,30 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     elif job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches:
         frozen = vocabulary
 
-    if SECOND_PRODUCTS in job.activations.recompute_modules:
+    # What selective recomputation repeats.
+    modules = job.activations.recompute_modules
+    if SECOND_PRODUCTS in modules:
         # Half of each product, and all of the routed experts' (`assemble`).
         routed = letters["E"] * _routed_weights(model)
         repeated = s * ((per_token - routed) / 2 + routed)
     else:
-        repeated = full * ("core_attn" in job.activations.recompute_modules) + s * _repeated(model, job)
+        repeated = full if "core_attn" in modules else 0.0
+        if set(modules) - {"core_attn"}:
+            repeated += s * _repeated(model, job)
+
+    # Mixers with a state, and adapters, multiply in addition to the model's weights.
+    state_products = adapter_products = 0.0
+    if set("MSL") & set(letters):
+        state_products = _state_products_per_token(model, letters)
+    if job.fine_tuning.adapter_rank:
+        adapter_products = _adapter_products(model, job, s_out)
     return ModelFlops(
-        layers_forward=layers + 2.0 * batch * s * _state_products_per_token(model, letters),
+        layers_forward=layers + 2.0 * batch * s * state_products,
         head_forward=head,
         attention_forward=2.0 * batch * full,
         attention_causal_forward=2.0 * batch * causal,
         selective_forward=2.0 * batch * repeated,
-        adapters_forward=2.0 * batch * _adapter_products(model, job, s_out),
+        adapters_forward=2.0 * batch * adapter_products,
         frozen_forward=frozen,
         train=job.mode == "train",
     )
@@ -169,11 +180,13 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
     # A module of multi-token prediction also joins two hidden states.
     weights = (
         letters["*"] * attention_weights(model)
-        + letters["W"] * attention_weights(model.in_window)
         + letters["-"] * ffn_weights(model, model.ffn_hidden)
-        + letters["E"] * _moe_weights(model)
         + model.mtp.mtp_layers * 2 * h * h
     )
+    if letters["W"]:
+        weights += letters["W"] * attention_weights(model.in_window)
+    if model.experts:
+        weights += letters["E"] * _moe_weights(model, model.experts)
     if hybrid.mamba:
         weights += letters["M"] * mamba_weights(h, hybrid.mamba)
     if hybrid.selective_scan:
@@ -262,7 +275,7 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     """Multiply-adds of a sequence in adapters, `s_out` tokens of it in the decoder."""
     h = model.hidden
     letters = _sub_layer_counts(model)
-    first = {
+    first: dict[AdapterModule, int] = {
         "linear_fc1": model.ffn_hidden * model.inner_projections,
         "up_proj": model.ffn_hidden,
     }
@@ -282,7 +295,7 @@ def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     return float(job.fine_tuning.adapter_rank * per_rank)
 
 
-def _adapted(job: Job, products: Mapping[str, int], k: int) -> int:
+def _adapted(job: Job, products: Mapping[AdapterModule, int], k: int) -> int:
     """Multiply-adds per token and unit of rank in adapters of products with `k` inputs, by their outputs."""
     # An adapter of a product of k inputs and n outputs takes k + n.
     return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
@@ -294,10 +307,7 @@ def _attention_adapters(model: Transformer, job: Job) -> tuple[int, int]:
     behind = _adapted(job, {"linear_proj": model.hidden}, model.heads * d_v)
     if model.latent_attention:
         return 0, behind
-    queries, keys, values = projected(model, heads=model.heads, kv_heads=model.kv_heads)
-    outputs = {"linear_qkv": queries + keys + values, "q_proj": queries, "k_proj": keys}
-    if values:
-        outputs["v_proj"] = values
+    outputs = projection_outputs(model, heads=model.heads, kv_heads=model.kv_heads)
     return _adapted(job, outputs, model.hidden), behind
 
 
@@ -308,10 +318,10 @@ def _repeated(model: Transformer, job: Job) -> int:
     repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
 
     # Shared experts are part of the mixture, and repeated with it.
-    if model.experts and "shared_experts" in modules and "moe" not in modules:
+    if model.experts and "moe" in modules:
+        repeated += letters["E"] * _moe_weights(model, model.experts)
+    elif model.experts and "shared_experts" in modules:
         repeated += letters["E"] * ffn_weights(model, model.experts.shared_ffn_hidden)
-    if "moe" in modules:
-        repeated += letters["E"] * _moe_weights(model)
     latent = model.latent_attention
     if latent and "mla_up_proj" in modules:
         up_weights = latent.q_lora_rank * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
@@ -326,11 +336,8 @@ def _routed_weights(model: Transformer) -> int:
     return experts.topk * ffn_weights(model, experts.ffn_hidden, experts.latent) if experts else 0
 
 
-def _moe_weights(model: Transformer) -> int:
+def _moe_weights(model: Transformer, experts: Experts) -> int:
     """Elements of weights that one token visits in a mixture of experts."""
-    experts = model.experts
-    if experts is None:
-        return 0
     return (
         _routed_weights(model)
         + ffn_weights(model, experts.shared_ffn_hidden)

@@ -14,7 +14,9 @@ from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Precision, ShardSizes
 from perfmodel.workload._piece import Piece, memory
 from perfmodel.workload._quantisation import (
+    NO_CASTS,
     WIDE_WEIGHT_GRADIENTS,
+    casts_operands,
     gathered_bytes,
     kept_bytes,
     product_casts,
@@ -48,7 +50,7 @@ def linear(
     input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
 
     # Kernels around the products: a weight that is stored narrow is widened, operands are quantised.
-    casts = product_casts(precision, m, n, k)
+    casts = product_casts(precision, m, n, k) if casts_operands(precision) else NO_CASTS
     input_casts = () if narrow_input else casts.input
     gradient_casts = () if narrow_gradient else casts.gradient
     return Piece(

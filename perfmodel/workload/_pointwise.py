@@ -205,19 +205,14 @@ def _clamp(local: ShardSizes, rows: int, width: int) -> Piece:
     return replace(joined(cut, copied), saved_bytes=2.0 * rows * width * local.act_bytes)
 
 
-def rotary(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
+def rotary(local: ShardSizes, width: int) -> Piece:
     """Rotation of `width` query and key elements per token; its gradient is a rotation back."""
-    if model.inputs.positions != "rope":
-        return []
     name = "rope" if local.job.kernels.fuses("rope") else "rope_unfused"
-    return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
+    return pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)
 
 
 def attention_layout(model: Transformer, local: ShardSizes) -> list[Piece]:
     """Copies of queries, keys and values into the attention kernel's layout, and of gradients back."""
-    if local.job.kernels.fuses("attention_layout"):
-        return []
-
     # All at once, then keys and values twice more, once to join them and once to interleave them (nanotron).
     queries = local.heads * model.head_dim
     keys_and_values = local.kv_heads * (model.head_dim + model.value_dim)
@@ -244,17 +239,13 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
 
 def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
     """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input."""
-    if not model.attention.qk_norm:
-        return []
     rows, d = local.tokens, model.head_dim
     if model.attention.qk_norm_of_all_heads:
         return [small_norm(model, local, rows, heads * d) for heads in (local.heads, local.kv_heads)]
     return [small_norm(model, local, rows * heads, d) for heads in (local.heads, local.kv_heads)]
 
 
-def attention_gate(model: Transformer, local: ShardSizes, width: int) -> list[Piece]:
+def attention_gate(local: ShardSizes, width: int) -> Piece:
     """The sigmoid of a gate times attention's result; keeps both (the gate together with the queries)."""
-    if not (model.attention.attention_gate or model.attention.head_gate):
-        return []
     kept_bytes = float(local.tokens * width * local.act_bytes)
-    return [pointwise(local.precision, gate(local), local.tokens, width, saved_bytes=kept_bytes)]
+    return pointwise(local.precision, gate(local), local.tokens, width, saved_bytes=kept_bytes)

@@ -105,11 +105,17 @@ class ProductCasts(NamedTuple):
     """Casts before the weight gradient, of input and gradient once more."""
 
 
-def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
-    """The casts around Y[m, n] = X[m, k] W[k, n] and its gradients; none for stored types of 16 bits or more."""
-    if precision.dtype not in ("fp8", "fp4") and precision.recipe != "aqt" and not precision.base:
-        return ProductCasts()
+NO_CASTS: Final = ProductCasts()
+"""Products of operands as they are stored have no casts."""
 
+
+def casts_operands(precision: Precision) -> bool:
+    """Whether kernels bring operands of products to another type than the one they are stored in."""
+    return precision.dtype in ("fp8", "fp4") or precision.recipe == "aqt" or bool(precision.base)
+
+
+def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
+    """The casts around Y[m, n] = X[m, k] W[k, n] and its gradients, where operands are cast (`casts_operands`)."""
     # Operands of the weight gradient are those that the other products have transposed, or are made anew, or are wide.
     weight_gradient: tuple[MemoryBound, ...] = ()
     if precision.recipe not in WIDE_WEIGHT_GRADIENTS:
@@ -126,21 +132,19 @@ def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
 def activation_quantises(local: ShardSizes) -> bool:
     """Whether the activation of a dense feed-forward writes the 8-bit operands of the adjacent products.
 
-    Transformer Engine's operation fuser does, as far as the recipe lets it (`_FUSED_IN_ACTIVATIONS`) and no adapter
-    takes the same operands in 16 bits (Megatron-Core core/extensions/transformer_engine.py `TEFusedMLP`).
+    Transformer Engine's operation fuser (`Job.operation_fuser`) does, as far as the recipe lets it
+    (`_FUSED_IN_ACTIVATIONS`) and no adapter takes the same operands in 16 bits (Megatron-Core
+    core/extensions/transformer_engine.py `TEFusedMLP`).
     """
     adapted = local.adapts("linear_fc1", "linear_fc2", "up_proj", "gate_proj")
-    return local.job.kernels.operation_fuser and local.precision.recipe in _FUSED_IN_ACTIVATIONS and not adapted
+    return local.precision.recipe in _FUSED_IN_ACTIVATIONS and not adapted
 
 
-def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
+def cast_for_attention(local: ShardSizes, rows: int, hidden: int) -> MemoryBound:
     """The kernel that casts operands or results of 8-bit attention."""
-    if not local.job.narrow.fp8_attention:
-        return ()
-
     # Tensors between attention and the layers around it stay in 16 bits (Transformer Engine 2,
     # pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed.
-    return (memory(local.precision, QUANTISING, rows, hidden),)
+    return memory(local.precision, QUANTISING, rows, hidden)
 
 
 def widened(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:

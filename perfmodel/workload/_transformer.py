@@ -79,10 +79,11 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     body = []
     for kind, equal_layers in groupby(stack):
         body.append((layers[kind], len(list(equal_layers))))
+    further_tokens = _further_tokens(model, local) if model.mtp.mtp_layers else ()
     return (
         (_embedding("embedding", model, local), 1),
         *body,
-        *_further_tokens(model, local),
+        *further_tokens,
         (_head(model, local), 1),
     )
 
@@ -183,8 +184,6 @@ def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: b
 
 def _further_tokens(model: Transformer, local: ShardSizes) -> Blocks:
     """Modules of multi-token prediction."""
-    if not model.mtp.mtp_layers:
-        return ()
     module = _further_token(model, local)
     if not model.mtp.mtp_repeated or model.mtp.mtp_layers == 1:
         return ((module, model.mtp.mtp_layers),)
@@ -349,32 +348,40 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
     Args:
         own_input: False where attention has the same input, and gathers and keeps it.
     """
-    # Adapters may stand beside the product of gate and value, or beside either.
+    job, bias = local.job, model.block.bias
     width = local.ffn * model.inner_projections
-    first: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
-    if model.block.gated_ffn:
-        first.append(("gate_proj", local.ffn))
-    narrow = activation_quantises(local)
+    narrow = job.kernels.operation_fuser and activation_quantises(local)
+    has_adapters = job.fine_tuning.adapter_rank > 0
+    first_product = column_linear(
+        local,
+        width,
+        local.hidden,
+        bias=bias,
+        narrow_gradient=narrow,
+        kept_input=own_input,
+        communicates=own_input,
+        shares_input=has_adapters and local.adapts("linear_fc1", "up_proj", "gate_proj"),
+    )
+    first_adapters: list[Piece] = []
+    last_adapters: list[Piece] = []
+    if has_adapters:
+        # Adapters may stand beside the product of gate and value, or beside either.
+        outputs: list[tuple[AdapterModule, int]] = [("linear_fc1", width), ("up_proj", local.ffn)]
+        if model.block.gated_ffn:
+            outputs.append(("gate_proj", local.ffn))
+        first_adapters = adapters(local, outputs, local.hidden)
+        last_adapters = adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True)
     pieces = [
-        column_linear(
-            local,
-            width,
-            local.hidden,
-            bias=model.block.bias,
-            narrow_gradient=narrow,
-            kept_input=own_input,
-            communicates=own_input,
-            shares_input=local.adapts("linear_fc1", "up_proj", "gate_proj"),
-        ),
-        *adapters(local, first, local.hidden),
+        first_product,
+        *first_adapters,
         *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
-        *adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True),
-        row_linear(local, local.hidden, local.ffn, bias=model.block.bias, narrow_input=narrow),
+        *last_adapters,
+        row_linear(local, local.hidden, local.ffn, bias=bias, narrow_input=narrow),
     ]
 
     # Recompute may end before the last product, because backward does not need its output.
     *inner_pieces, last = recomputed("mlp", pieces)
-    if local.job.activations.stops_recompute:
+    if job.activations.stops_recompute:
         work = [replace(work, forward=(), forward_comm=()) for work in last.recomputed_work]
         last = replace(last, recomputed_work=tuple(work))
     return [*inner_pieces, last]
