@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import perfmodel
 
 ROOT = Path(perfmodel.__file__).parent
@@ -63,10 +65,13 @@ CHANGED = {
 MUTATING = {"append", "add", "extend", "insert", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
 
 
-MODULES = [
-    (".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
-    for path in sorted(ROOT.rglob("*.py"))
-]
+@pytest.fixture(scope="module")
+def modules() -> list[tuple[str, ast.Module]]:
+    """All modules by name; parsed when a test asks for them, as each of pytest's workers imports this file."""
+    return [
+        (".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
+        for path in sorted(ROOT.rglob("*.py"))
+    ]
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
@@ -77,9 +82,9 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
                 yield inner
 
 
-def test_only_pure_functions_are_cached() -> None:
+def test_only_pure_functions_are_cached(modules: list[tuple[str, ast.Module]]) -> None:
     found = set()
-    for module, tree in MODULES:
+    for module, tree in modules:
         names = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
                  and node.module == "functools" for a in node.names if a.name in ("cache", "lru_cache")}  # fmt: skip
         assert not any(isinstance(n, ast.Attribute) and n.attr in ("cache", "lru_cache") for n in ast.walk(tree)), (
@@ -94,9 +99,9 @@ def test_only_pure_functions_are_cached() -> None:
     assert found == set(CACHED)
 
 
-def test_functions_change_nothing_that_their_module_holds() -> None:
+def test_functions_change_nothing_that_their_module_holds(modules: list[tuple[str, ast.Module]]) -> None:
     found = set()
-    for module, tree in MODULES:
+    for module, tree in modules:
         held = {
             target.id
             for node in tree.body
@@ -120,11 +125,11 @@ def test_functions_change_nothing_that_their_module_holds() -> None:
     assert found == set(CHANGED)
 
 
-def test_stores_belong_to_objects() -> None:
+def test_stores_belong_to_objects(modules: list[tuple[str, ast.Module]]) -> None:
     """A `Cache` or a `Session` on a module's own level is the default session alone."""
     found = [
         f"{module}.{ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)}"
-        for module, tree in MODULES
+        for module, tree in modules
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         if any(isinstance(n, ast.Name) and n.id in ("Cache", "Session") for n in ast.walk(node.value))
