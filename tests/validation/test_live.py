@@ -46,7 +46,7 @@ def test_profiling_cost_is_measured_device_time_on_both_sides():
         results=(configuration(2, 1.0), configuration(4, 2.0)),
         check_errors=(0.0, 0.0),
         half_width=0.1,
-        calibration=PairTimes(kernels_s={}, transfers={}, call_s=0.0),
+        calibration=PairTimes(kernels_s={}, transfers={}),
         calibration_s=30.0,
     )
     figures = report.to_dict()

@@ -110,16 +110,18 @@ class EventSession(ProgramSession):
             wall_s.append(time.perf_counter() - start_s)
         return wall_s
 
-    def time_empty_call(self) -> float:
-        """Seconds of a collective's call without peers."""
-        operand = Tensor("fp32", (1,))
-        call = self.communicator(Instruction("all_reduce", ("x",), ("y",)), (self.rank,), operand)
-        value = self.place("x", operand, {"x": np.zeros(1)})
-        # The first call compiles.
-        self.finished(call(value))
-        start_s = time.perf_counter()
-        self.finished(call(value))
-        return time.perf_counter() - start_s
+    def time_work_round(self) -> list[tuple[float, float]]:
+        """Like `time_round`, but returns the seconds of each call and the seconds that this process computed in it.
+
+        The latter include the library's own threads, which copy and add up the messages.
+        """
+        self._line_up()
+        measured: list[tuple[float, float]] = []
+        for call in self._calls:
+            start_s, start_work_s = time.perf_counter(), time.process_time()
+            self.finished(call())
+            measured.append((time.perf_counter() - start_s, time.process_time() - start_work_s))
+        return measured
 
     def _prepared_call(
         self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]

@@ -1,9 +1,10 @@
 """Times of events from measurements on two ranks (DistSim, section 4.2): kernels, and transfers between any number.
 
-A call of n ranks takes `d + count(n) * alpha + sent(n) * beta`: the rank's own work for the call, the latency of every
-message that it sends one after another, and all their bytes through its link. For a ring that is DistSim's
-2 (n - 1) / n, with the latencies beside the bytes. After a pause a link may let some bytes through at once (its token
-bucket has filled), which shortens the call by up to a credit.
+A call of n ranks takes `count(n) * alpha + sent(n) * beta`: the latency of every message that a rank sends one after
+another, and all their bytes through its link. For a ring that is DistSim's 2 (n - 1) / n, with the latencies beside the
+bytes. Part of both the rank computes (it copies messages and adds them up), which ranks that share a core do one after
+another; the rest it waits. After a pause a link may let some bytes through at once (its token bucket has filled), which
+shortens the call by up to a credit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,37 +76,6 @@ Link = tuple[str, bool]
 """Kind of a transfer, and whether it leaves the host."""
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Seconds of a call between two ranks by the size of its operand."""
-
-    bytes: Float[np.ndarray, " points"]
-    time_s: Float[np.ndarray, " points"]
-    """Times of calls that follow a pause."""
-    steady_s: Float[np.ndarray, " points"]
-    """Times of calls that directly follow other calls."""
-
-    def at(self, operand_bytes: float) -> float:
-        """Seconds of a call, interpolated linearly between points and extrapolated beyond the last."""
-        beyond = max(0.0, operand_bytes - self.bytes[-1])
-        return float(np.interp(operand_bytes, self.bytes, self.steady_s) + beyond * self.s_per_byte)
-
-    @property
-    def s_per_byte(self) -> float:
-        """Seconds per byte of operand: the median over the larger half of the sizes."""
-        # The larger sizes, because in small messages the latency hides the slope.
-        half = len(self.bytes) // 2
-        return float(np.median(self.steady_s[half:] / self.bytes[half:]))
-
-    @property
-    def credit_s(self) -> float:
-        """Seconds that a call gains by the pause before it: the median over the larger half of the sizes."""
-        # A token bucket fills while the link is idle and then lets a burst through: a fixed number of seconds per
-        # call, clearest at the larger sizes. Noise may make it negative.
-        half = len(self.bytes) // 2
-        return max(0.0, float(np.median((self.steady_s - self.time_s)[half:])))
-
-
 class EventTime(NamedTuple):
     """Time of an event on one rank."""
 
@@ -118,13 +88,60 @@ class EventTime(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Curve:
+    """Seconds of a call between two ranks by the size of its operand."""
+
+    bytes: Float[np.ndarray, " points"]
+    time_s: Float[np.ndarray, " points"]
+    """Times of calls that follow a pause."""
+    steady_s: Float[np.ndarray, " points"]
+    """Times of calls that directly follow other calls."""
+    core_s: Float[np.ndarray, " points"]
+    """Seconds of such a call in which a rank needs its core: to copy messages and to add them up."""
+
+    def scaled(self, operand_bytes: float, pair: Messages, group: Messages) -> EventTime:
+        """Time of a call whose ranks send the messages of `group`, where two ranks sent those of `pair`."""
+        duration_s = self._scaled_s(self.steady_s, self.time_s[0], operand_bytes, pair, group)
+        core_s = self._scaled_s(self.core_s, self.core_s[0], operand_bytes, pair, group)
+        return EventTime(core_s, max(0.0, duration_s - core_s), self.credit_s)
+
+    def _scaled_s(
+        self,
+        points_s: Float[np.ndarray, " points"],
+        tiny_s: float,
+        operand_bytes: float,
+        pair: Messages,
+        group: Messages,
+    ) -> float:
+        # On two ranks the measured curve is the answer; for more, its latency and slope are scaled by gloo's
+        # algorithm: latency grows with the messages in a row, the rest with the bytes sent.
+        slope = self._s_per_byte(points_s)
+        if group == pair:
+            beyond = max(0.0, operand_bytes - self.bytes[-1])
+            return float(np.interp(operand_bytes, self.bytes, points_s) + beyond * slope)
+        return group.count / pair.count * tiny_s + group.sent / pair.sent * operand_bytes * slope
+
+    def _s_per_byte(self, points_s: Float[np.ndarray, " points"]) -> float:
+        """Seconds per byte of operand beyond a tiny one: the median over the larger half of the sizes."""
+        # The larger sizes, because in small messages the latency hides the slope.
+        half = len(self.bytes) // 2
+        return max(0.0, float(np.median((points_s[half:] - points_s[0]) / (self.bytes[half:] - self.bytes[0]))))
+
+    @property
+    def credit_s(self) -> float:
+        """Seconds that a call gains by the pause before it: the median over the larger half of the sizes."""
+        # A token bucket fills while the link is idle and then lets a burst through: a fixed number of seconds per
+        # call, clearest at the larger sizes. Noise may make it negative.
+        half = len(self.bytes) // 2
+        return max(0.0, float(np.median((self.steady_s - self.time_s)[half:])))
+
+
+@dataclass(frozen=True, eq=False)
 class PairTimes:
     """Times of kernels and transfers that two ranks measured."""
 
     kernels_s: Mapping[Kernel, float]
     transfers: Mapping[Link, Curve]
-    call_s: float
-    """A rank's own work for the call of a transfer."""
     core_factor: float = 1.0
     """Slowdown of work on cores between messages, relative to its measurement; fitted to whole programs."""
 
@@ -143,20 +160,12 @@ class PairTimes:
             reach = "between hosts" if event.across_hosts else "within a host"
             raise NoDataError(f"{event.kind} {reach} was not measured")
 
-        # Latency grows with the messages in a row, the rest with the bytes sent (as two ranks do, and as all do).
         # Concurrent transfers share the links.
         curve = self.transfers[link]
-        pair = messages(event.kind, PAIR)
-        group = messages(event.kind, event.ranks)
-        # On two ranks the measured curve is the answer; for more, its latency and slope are scaled by gloo's
-        # algorithm.
-        operand_bytes = event.bytes * event.concurrent
-        if event.ranks == PAIR:
-            network_s = max(0.0, curve.at(operand_bytes) - self.call_s)
-        else:
-            latency_s = max(0.0, curve.time_s[0] - self.call_s) / pair.count
-            network_s = group.count * latency_s + operand_bytes * group.sent / pair.sent * curve.s_per_byte
-        return EventTime(self.core_factor * self.call_s, network_s, curve.credit_s)
+        alone = curve.scaled(
+            event.bytes * event.concurrent, messages(event.kind, PAIR), messages(event.kind, event.ranks)
+        )
+        return alone._replace(core_s=self.core_factor * alone.core_s)
 
 
 def measure_pair(
@@ -189,7 +198,6 @@ def measure_pair(
     session = session_class(backend, events=True)
     curves: dict[Link, Curve] = {}
     kernels_s: dict[Kernel, float] = {}
-    call_s = 0.0
     # A group of ranks per reach: both on one host, or one on each of two. Kernels are timed where the program would
     # run.
     for across_hosts in dict.fromkeys((across, *(e.across_hosts for e in transfers))):
@@ -201,8 +209,7 @@ def measure_pair(
             if across_hosts == across:
                 progress("kernels", 0, len(kernels))
                 kernels_s = _kernels_s(group, kernels)
-                call_s = float(np.median([max(group.ask("time_empty_call")) for _ in range(_KERNEL_ROUNDS)]))
-    return PairTimes(kernels_s, curves, call_s)
+    return PairTimes(kernels_s, curves)
 
 
 def _kernels_s(group: RankGroup, kernels: Sequence[Kernel]) -> dict[Kernel, float]:
@@ -222,22 +229,25 @@ def _curve(group: RankGroup, events: Sequence[Transfer]) -> Curve:
     # their bytes were one message, hence sizes up to their sum.
     grid = np.unique(np.ceil(np.geomspace(TINY_BYTES, largest, points) / 8) * 8)
     example = events[0]
-    times_s = np.array([_transfer_s(group, example.kind, example.dtype, size) for size in grid.tolist()])
+    measured = [_transfer_s(group, example.kind, example.dtype, size) for size in grid.tolist()]
+    times_s = np.array([call_s for call_s, _ in measured])
+    work_s = np.array([core_s for _, core_s in measured])
     # The first call of a row follows the pause between rounds and spends the link's credit; the later ones are
     # steady.
-    return Curve(grid, times_s[:, 0], times_s[:, 1:].mean(axis=1))
+    return Curve(grid, times_s[:, 0], times_s[:, 1:].mean(axis=1), work_s[:, 1:].mean(axis=1))
 
 
-def _transfer_s(group: RankGroup, kind: str, dtype: str, operand_bytes: float) -> list[float]:
-    """Median seconds of the first, second, ... call of a row of calls that follows a pause.
+def _transfer_s(group: RankGroup, kind: str, dtype: str, operand_bytes: float) -> tuple[list[float], list[float]]:
+    """Median seconds of the first, second, ... call of a row of calls that follows a pause, and those on a core.
 
     The shorter side of a message counts, as the longer one waits (DistSim, section 4.2), and of all others the
     slowest rank.
     """
     group.ask("load_transfer", Transfer(kind, operand_bytes, dtype, PAIR, False), _ROW)
-    calls = np.array([group.ask("time_round") for _ in range(_TRANSFER_ROUNDS)])
+    rounds = np.array([group.ask("time_work_round") for _ in range(_TRANSFER_ROUNDS)])
+    calls, work = rounds[..., 0], rounds[..., 1]
     pair_s = calls.min(axis=1) if kind == "send" else calls.max(axis=1)
-    return np.median(pair_s, axis=0).tolist()
+    return np.median(pair_s, axis=0).tolist(), np.median(work.mean(axis=1), axis=0).tolist()
 
 
 def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: Sequence[int]) -> Timeline:
