@@ -192,9 +192,9 @@ def _errors_text(programs: pd.DataFrame) -> str:
     """Where the simulation is off: with a core for every rank, and with cores that ranks share."""
     ratio = programs["simulated_s"] / programs["measured_s"]
     alone, shared = (float(ratio[programs["ranks"] == ranks].median()) - 1 for ranks in RANKS)
-    return f"""With a core for each of two ranks, simulated steps take {_more_or_less(alone)} than real ones (median). Where four
-ranks share two cores, they take {_more_or_less(shared)}: what switches between ranks cost, and caches that the other
-rank of a core has filled, is not simulated."""
+    return f"""With a core for each of two ranks, simulated steps take {_more_or_less(alone)} than real ones (median).
+Where four ranks share two cores, they take {_more_or_less(shared)}: what switches between ranks cost, and caches that
+the other rank of a core has filled, is not simulated."""
 
 
 def _more_or_less(share: float) -> str:
