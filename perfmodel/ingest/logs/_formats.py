@@ -85,7 +85,8 @@ def _piped_step(line: str, match: re.Match[str]) -> LoggedStep:
         # Three digits do not tell a batch of 1,024 from one of 1,020: better none than a wrong one.
         if meaning == "global_batch" and text.strip()[-1:].isalpha():
             continue
-        values[meaning] = round(value) if meaning in _WHOLE else value * scale
+        scaled = value * scale
+        values[meaning] = round(scaled) if meaning in _WHOLE else scaled
     return LoggedStep(step=round(float(match[1])), clock_s=clock_seconds(line), **values)
 
 
@@ -146,7 +147,7 @@ def _trainer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
             bars.append((line_number, bar))
     # Training has more steps than an evaluation has batches: its total is the one that is shown most often.
     totals = Counter(bar["total"] for _, bar in bars)
-    training_total = totals.most_common(1)[0][0] if totals else ""
+    training_total = max(totals, key=totals.__getitem__) if totals else ""
     for line_number, bar in bars:
         if bar["total"] == training_total:
             yield line_number, _bar_step(bar)

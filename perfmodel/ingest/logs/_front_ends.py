@@ -69,7 +69,7 @@ def metric_blocks(
     """
     # A block ends where the next one begins, or with the log.
     block: dict[str, str] = {}
-    head_at, step = -1, 0
+    head_at = step = 0
     for at, line in enumerate(lines):
         head = heading.search(line)
         if head is not None:
