@@ -9,7 +9,7 @@ that is meant to move answers is followed by
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from stored_figures import StoredCase, write_cases
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Prediction, check_layout, explain, step_problem
+from perfmodel.prediction import Prediction, StepProblem, check_layout, explain, layout_batches, step_problem
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
 from perfmodel.spec.framework_facts import MemoryCosts
@@ -82,6 +82,11 @@ BASES = {
     "encoder and decoder": Step(
         catalog.model("t5-v1.1-base"), Layout(tp=2, dp=4, zero=2), Job(global_batch=32, seq_len=512)
     ),
+    "sharded experts": Step(
+        _small("mixtral-8x7b", 2),
+        Layout(tp=2, dp=8, ep=4, etp=1, zero=3, sequence_parallel=True),
+        Job(global_batch=32, seq_len=1024),
+    ),
     "images": Step(catalog.model("resnet-50"), Layout(dp=8, micro_batch=32), Job(global_batch=512, seq_len=1)),
 }
 VARIED = {
@@ -90,6 +95,27 @@ VARIED = {
     "experts": ("job",),
 }
 """Records of which a base is tried with every change of one field."""
+TRIED: dict[str, tuple[tuple[tuple[str, str, Any], ...], ...]] = {
+    # Overlap that is lost shows where nothing else lengthens steps.
+    "dense": ((("framework", "contends", False), ("framework", "dp_overlap_loss", 0.25)),),
+    # A secondary copy of one rank is none: as many ranks as there are shards gather it.
+    "sharded": (
+        *((("job", name, value),) for name, value in other_values(BASES["sharded"].job.gradients)),
+        (("job", "secondary_shards", 1),),
+        (("job", "secondary_shards", 4), ("layout", "recompute", "none")),
+    ),
+    "sharded experts": (
+        (("job", "secondary_shards", 2),),
+        (("job", "frozen_embedding", True),),
+        (("job", "expert_imbalance", 1.5),),
+        (("framework", "live_params", 1e8), ("layout", "recompute", "full")),
+        (("layout", "etp", 2),),
+        (("layout", "overlap_param_gather", False),),
+    ),
+    # What the optimizer's step takes is that of trained weights, not of adapters.
+    "adapters": ((("framework", "step_bytes_per_param", 5e3),),),
+}
+"""Changes of a base that have an effect in it."""
 
 
 def changes_of(step: Step) -> Iterator[tuple[str, str, Any]]:
@@ -126,8 +152,18 @@ def changed(step: Step, record: str, name: str, value: Any) -> Step:
 def predicted(step: Step) -> Prediction:
     """Predict a step at constant rates."""
     check_layout(step.model, step.cluster, step.job, step.layout)
+    return explain(_problem(step), step.layout)
+
+
+def _problem(step: Step) -> StepProblem:
     problem = step_problem(step.model, step.cluster, step.job, None, step.framework, site=SITE)
-    return explain(problem.repriced(Rates(), Rates()), step.layout)
+    return problem.repriced(Rates(), Rates())
+
+
+def structure(step: Step) -> dict[str, float]:
+    """How a step's program is built, as names that count one each: some of it shows in no figure."""
+    (batch,) = layout_batches(_problem(step), [step.layout])
+    return {f"program.{field.name}.{getattr(batch.spec, field.name)}": 1.0 for field in fields(batch.spec)}
 
 
 def figures(prediction: Prediction) -> dict[str, float]:
@@ -157,11 +193,13 @@ def figures(prediction: Prediction) -> dict[str, float]:
 def cases() -> Iterator[StoredCase]:
     """Figures of every base and of its possible variants."""
     for base, step in BASES.items():
-        yield StoredCase(base, base, figures(predicted(step)))
+        yield StoredCase(base, base, figures(predicted(step)) | structure(step))
         changes = list(dict.fromkeys(changes_of(step)))
         for change in changes:
             if change[0] in VARIED.get(base, ()):
                 yield from _case(base, step, [change])
+        for tried in TRIED.get(base, ()):
+            yield from _case(base, step, tried)
         generator = random.Random(base)
         for _ in range(COMBINED):
             yield from _case(base, step, generator.sample(changes, 4))
@@ -172,10 +210,10 @@ def _case(base: str, step: Step, changes: Sequence[tuple[str, str, Any]]) -> Ite
     try:
         for change in changes:
             step = changed(step, *change)
-        prediction = predicted(step)
+        found = figures(predicted(step)) | structure(step)
     except PerfModelError:
         return
-    yield StoredCase(base, ", ".join(f"{name}={value}" for _, name, value in changes), figures(prediction))
+    yield StoredCase(base, ", ".join(f"{name}={value}" for _, name, value in changes), found)
 
 
 if __name__ == "__main__":
