@@ -87,6 +87,7 @@ BASES = {
         Layout(tp=2, dp=8, ep=4, etp=1, zero=3, sequence_parallel=True),
         Job(global_batch=32, seq_len=1024),
     ),
+    "one replica": Step(_small("llama3-8b", 4), Layout(tp=2, pp=2, micro_batch=2), Job(global_batch=8, seq_len=1024)),
     "images": Step(catalog.model("resnet-50"), Layout(dp=8, micro_batch=32), Job(global_batch=512, seq_len=1)),
 }
 VARIED = {
@@ -95,6 +96,7 @@ VARIED = {
     "experts": ("job",),
 }
 """Records of which a base is tried with every change of one field."""
+MEMORY = tuple((("framework", name, value),) for name, value in other_values(FRAMEWORK.memory))
 TRIED: dict[str, tuple[tuple[tuple[str, str, Any], ...], ...]] = {
     # Overlap that is lost shows where nothing else lengthens steps.
     "dense": ((("framework", "contends", False), ("framework", "dp_overlap_loss", 0.25)),),
@@ -111,6 +113,7 @@ TRIED: dict[str, tuple[tuple[tuple[str, str, Any], ...], ...]] = {
         (("framework", "live_params", 1e8), ("layout", "recompute", "full")),
         (("layout", "etp", 2),),
         (("layout", "overlap_param_gather", False),),
+        *MEMORY,
     ),
     # What the optimizer's step takes is that of trained weights, not of adapters.
     "adapters": ((("framework", "step_bytes_per_param", 5e3),),),
@@ -163,7 +166,8 @@ def _problem(step: Step) -> StepProblem:
 def structure(step: Step) -> dict[str, float]:
     """How a step's program is built, as names that count one each: some of it shows in no figure."""
     (batch,) = layout_batches(_problem(step), [step.layout])
-    return {f"program.{field.name}.{getattr(batch.spec, field.name)}": 1.0 for field in fields(batch.spec)}
+    words = (f"program.{field.name}.{getattr(batch.spec, field.name)}" for field in fields(batch.spec))
+    return {"".join(word.split()): 1.0 for word in words}
 
 
 def figures(prediction: Prediction) -> dict[str, float]:
