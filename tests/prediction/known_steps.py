@@ -166,7 +166,8 @@ def _problem(step: Step) -> StepProblem:
 def structure(step: Step) -> dict[str, float]:
     """How a step's program is built, as names that count one each: some of it shows in no figure."""
     (batch,) = layout_batches(_problem(step), [step.layout])
-    words = (f"program.{field.name}.{getattr(batch.spec, field.name)}" for field in fields(batch.spec))
+    values = {field.name: getattr(batch.spec, field.name) for field in fields(batch.spec)}
+    words = (f"program.{name}.{value}" for name, value in values.items() if isinstance(value, (str, int)))
     return {"".join(word.split()): 1.0 for word in words}
 
 

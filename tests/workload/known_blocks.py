@@ -74,10 +74,10 @@ FEW_TOKENS = Job(global_batch=4, seq_len=24)
 SMALL_EXPERTS = Experts(
     count=8, topk=3, ffn_hidden=48, shared_ffn_hidden=32, shared_gate=True, router_bias=True, groups=4, groups_kept=2
 )
-EVERY_MIXER = catalog.model("llama3-8b").replace(
+EVERY_MIXER = _base(
+    "llama3-8b",
+    9,
     **TINY,
-    name="every mixer",
-    layers=9,
     window=8,
     experts=SMALL_EXPERTS,
     mixers="*E M- S L C W- *- C- LE",
@@ -85,7 +85,7 @@ EVERY_MIXER = catalog.model("llama3-8b").replace(
     selective_scan=SelectiveScan(inner=96, state=4, step_rank=5, inner_norms=True),
     delta_net=DeltaNet(heads=8, key_heads=4, head_dim=8, key_dim=6, channel_decays=True, gate_rank=3),
     short_conv=ShortConv(kernel=3),
-)
+).model
 BASES = {
     "llama3-8b": _base("llama3-8b", 4, "layout", "job"),
     "gpt3-1.3b": _base("gpt3-1.3b", 2, "job", layout=LAYOUT.replace(tp=4)),
