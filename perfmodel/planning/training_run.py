@@ -108,8 +108,8 @@ def training_run(
         # Failures stretch time, and with it money and energy, by 1 / goodput.
         return (np.asarray(quantity(name).lo, float) / lasting.fraction).tolist()
 
-    days: list[float | None] = [None] * 3
-    usd: list[float | None] = [None] * 3
+    days: list[float | None] = [None, None, None]
+    usd: list[float | None] = [None, None, None]
     millions = None if known.tokens is None else known.tokens / MILLION
     if millions is not None:
         days = [millions * seconds / DAY_S for seconds in of_a_million("train_time_s")]

@@ -17,7 +17,7 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.goodput import Reliability, best_interval_s, goodput, goodput_fraction
 from perfmodel.planning.layouts import Tariff
-from perfmodel.planning.training_run import training_run
+from perfmodel.planning.training_run import TrainingRun, run_lines, training_run
 from perfmodel.prediction import predict
 from perfmodel.spec import Cluster, Job, Layout, Problem
 
@@ -34,6 +34,7 @@ RUNS: dict[str, tuple[str, Cluster, Layout]] = {
 }
 RELIABILITIES: dict[str, dict[str, Any]] = {
     "fails often": {"device_mtbf_s": 3e6},
+    "fails before it restarts": {"device_mtbf_s": 1e3},
     "restarts slowly": {"restart_s": 7200.0},
     "restarts at once": {"restart_s": 0.0},
     "slow storage": {"storage_bytes_per_s": 2e8},
@@ -88,7 +89,22 @@ def cases() -> Iterator[StoredCase]:
     prediction = replace(prediction, time_account=replace(prediction.time_account, busy_fraction=0.75))
     for name, fields in TARIFFS.items():
         run = training_run(prediction, problem, tariff=Tariff(**fields), pue=1.2)
-        yield StoredCase("tokens", name, _flat(vars(run) | {"goodput": run.goodput.to_dict(), "mwh": run.energy_mwh}))
+        yield StoredCase("tokens", name, _figures_of_run(run))
+    by_stage = training_run(
+        prediction,
+        problem,
+        tariff=Tariff(**TARIFFS["tokens"]),
+        reliability=Reliability(by_stage=True, device_mtbf_s=4e7, storage_bytes_per_s=3e9),
+    )
+    yield StoredCase("tokens", "checkpoints by stage", _figures_of_run(by_stage))
+
+
+def _figures_of_run(run: TrainingRun) -> dict[str, float]:
+    """Numbers of a run, and its lines as a name that counts one each."""
+    found = _flat(vars(run) | {"goodput": run.goodput.to_dict(), "mwh": run.energy_mwh})
+    for line in run_lines(run):
+        found[f"line.{'-'.join(line.replace('=', ':').split())}"] = 1.0
+    return found | {f"price.{run.price_source}".replace(" ", "-"): 1.0}
 
 
 if __name__ == "__main__":

@@ -340,7 +340,7 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     Args:
         problem: model, job, cluster and cost models, for training.
         layout: with data-parallel replicas, overlapped reduction and ZeRO below 3.
-        numbers: of buckets per stage to try.
+        numbers: of buckets per stage to try, besides as many as a prediction assumes.
 
     Raises:
         LayoutError: no overlapped reductions to group.
@@ -348,8 +348,9 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
     began = time.perf_counter()
     layout_batch = _reducing(problem, layout)
 
-    # Each number of buckets is a separate structure, within which layers move. The best number wins.
-    groupings = [Grouping(problem, layout_batch, n) for n in sorted(set(numbers))]
+    # Each number of buckets is a separate structure, within which layers move. The best number wins; the buckets that a
+    # prediction assumes are among the starts, so that the result is never slower than these.
+    groupings = [Grouping(problem, layout_batch, n) for n in sorted({*numbers, layout_batch.spec.segments})]
     ends = [descend([grouping.equal], grouping.moves, grouping.step_s) for grouping in groupings]
     fastest = min(range(len(ends)), key=lambda which: ends[which].value)
     grouping = groupings[fastest]
