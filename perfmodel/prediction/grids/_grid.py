@@ -57,13 +57,18 @@ class LayoutGrid:
     choices."""
 
     degrees: Layout
-    """Layout with the degrees and micro-batch; its other fields are ignored."""
+    """Layout with the degrees, the micro-batch, and what no axis chooses; fields of the axes are ignored."""
     pipelines: tuple[PipelineChoice, ...]
     shards: tuple[ShardChoice, ...]
     recomputes: tuple[RecomputeChoice, ...]
     states: tuple[StateChoice, ...]
     valid: Bool[np.ndarray, "#pipelines 1 #recomputes 1"]
     """Combinations that are distinct layouts, for any shards and states."""
+
+    def __post_init__(self) -> None:
+        # Layouts are made of this one axis by axis, and what an axis chooses must not contradict what stood here.
+        neutral = self.degrees.replace(recompute="none", recompute_full_layers=None, offload=False, offload_layers=0)
+        object.__setattr__(self, "degrees", neutral)
 
     @classmethod
     def of(cls, layout: Layout) -> "LayoutGrid":
