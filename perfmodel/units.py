@@ -154,6 +154,20 @@ def parse_quantity(text: str, kind: str) -> float:
     return value
 
 
+def quantity_text(value: float, kind: str) -> str:
+    """Write a quantity as `parse_quantity` reads it, in the unit that makes it shortest: `25GB/s`, `50us`.
+
+    Args:
+        value: in SI units.
+        kind: one of `QUANTITY_KINDS`.
+    """
+    texts: list[str] = []
+    for unit, size in QUANTITY_KINDS[kind].units.items():
+        if unit and 1 <= value / size < 1000:
+            texts.append(f"{value / size:.12g}{unit}")
+    return min(texts, key=len, default=f"{value:.12g}")
+
+
 def parse_seconds(text: str) -> float:
     """Read `2ms`, `50us` or `0.002` (seconds); raises `PerfModelError` as `parse_quantity`."""
     return parse_quantity(text, "time")

@@ -219,3 +219,19 @@ def test_by_name() -> None:
     result = pm.whatif("gpt3-1.3b", "dgx-a100", "dp=8", ["compute_rate=2x"], global_batch=64)
     assert -0.5 < result.change < -0.05  # products at their power limit gain nothing
     assert result.to_dict()["settings"] == ["compute_rate=2x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("inter_node_bandwidth=200Gbit/s", "inter_node_bandwidth=25GB/s"),
+        ("inter_node_latency=5us", "inter_node_latency=5us"),
+        ("memory_bytes=8.589934592e10", "memory_bytes=80GiB"),
+        ("power_limit=350", "power_limit=350W"),
+        ("slow_factor=1.25x", "slow_factor=1.25x"),
+        ("slow_rank=3", "slow_rank=3"),
+    ],
+)
+def test_settings_are_shown_in_units_that_are_read_back(given: str, shown: str) -> None:
+    assert str(parse_setting(given)) == shown
+    assert parse_setting(shown) == parse_setting(given)

@@ -24,6 +24,7 @@ from perfmodel.units import (
     plain_whole,
     plural,
     positive,
+    quantity_text,
     require_seed,
     require_whole,
     scaled,
@@ -285,3 +286,30 @@ def test_a_noun_goes_with_its_count(noun: str, many: str) -> None:
 )
 def test_words_for_fitting_follow_the_probability_that_is_shown(probability: float, verdict: str) -> None:
     assert fit_words(probability).startswith(f"{verdict} (")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (25e9, "bandwidth", "25GB/s"),
+        (123.456e9, "bandwidth", "123.456GB/s"),
+        (5e-6, "time", "5us"),
+        (0.05, "time", "50ms"),
+        (7200.0, "time", "2h"),
+        (80 * 2.0**30, "memory", "80GiB"),
+        (80e9, "memory", "80GB"),
+        (350.0, "power", "350W"),
+        (0.0, "time", "0"),
+        (1e-12, "time", "1e-12"),
+    ],
+)
+def test_quantities_are_written_as_they_are_read(value: float, kind: str, text: str) -> None:
+    assert quantity_text(value, kind) == text
+    assert parse_quantity(text, kind) == pytest.approx(value, rel=1e-11)
+
+
+def test_a_message_counts_the_numbers_that_are_not_whole() -> None:
+    with pytest.raises(PerfModelError, match=r"job: a=0 must be a whole number from 1"):
+        require_whole("job", {"a": 0, "b": 2}, least=1)
+    with pytest.raises(PerfModelError, match=r"job: a=0, b=1.5 must be whole numbers from 1"):
+        require_whole("job", {"a": 0, "b": 1.5}, least=1)

@@ -18,7 +18,7 @@ from perfmodel.cost import (
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.ops import Collective, KernelOp
 from perfmodel.spec import Cluster, Device, Framework
-from perfmodel.units import parse_quantity
+from perfmodel.units import parse_quantity, quantity_text
 
 _COLLECTIVES: Final = (
     "all_reduce",
@@ -72,7 +72,10 @@ class Setting:
         return before * self.value if self.how == "times" else self.value
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value:g}{'x' if self.how == 'times' else ''}"
+        if self.how == "times":
+            return f"{self.name}={self.value:g}x"
+        kind = _kind_of(self.name)
+        return f"{self.name}={self.value:g}" if kind is None else f"{self.name}={quantity_text(self.value, kind)}"
 
 
 def parse_setting(text: str) -> Setting:
@@ -102,13 +105,18 @@ def parse_setting(text: str) -> Setting:
     return Setting(name, "times" if relative else "to", value)
 
 
+def _kind_of(name: str) -> str | None:
+    """Kind of quantity of a parameter; None where it is a number."""
+    return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
+
+
 def _with_unit(name: str, raw: str) -> float:
     """Parse a value with its unit into SI units.
 
     Raises:
         PerfModelError: a parameter without a unit, or a unit of another quantity.
     """
-    kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
+    kind = _kind_of(name)
     if kind is None:
         raise PerfModelError(f"what-if: {name} must be like 2x, +10% or 0.002, got {raw!r}")
     try:
