@@ -55,11 +55,16 @@ def _fused_quantisation(problem: StepProblem) -> StepProblem:
     return _job(fp8_recipe="fused")(problem) if narrow else problem
 
 
+def _whole_rows(problem: StepProblem) -> StepProblem:
+    return _job(row_kernels="generated")(problem) if problem.job.kernels.row_kernels == "by_reduction" else problem
+
+
 STEP_TERMS: Final = (
     StepTerm("clock under load", _site(sustained=(), power_limited=False)),
     StepTerm("older attention kernels", _framework(attention="fastest")),
     StepTerm("products that nobody tuned", _framework(tuned_products=True)),
     StepTerm("unfused kernels", _job(eager_kernels=())),
+    StepTerm("kernels that end at reductions", _whole_rows),
     StepTerm("loss apart from its gradient", _job(loss_with_gradient=True)),
     StepTerm("quantised operands", _fused_quantisation),
     StepTerm("waiting for the host", _framework(host_op_s=0.0)),

@@ -20,6 +20,7 @@ from perfmodel.spec._job_sections import (
     EagerKernel,
     Fp8Recipe,
     RecomputeModule,
+    RowKernels,
     WideModule,
 )
 from perfmodel.spec._layout import ContextParallel, Layout, Recompute, StateOffload

@@ -56,6 +56,7 @@ _LAYOUT_DEFAULTS: Final = (
 _JOB_DEFAULTS: Final = (
     "recompute_modules",
     "eager_kernels",
+    "row_kernels",
     "keep_gathered",
     "half_gradients",
     "all_reduce_gradients",

@@ -52,6 +52,12 @@ separately (`Transformer.clamped_glu`) and joined again; `wide_softmax`: 16-bit 
 mask and softmax, and back after it, a kernel each; `loss_gradient`: an eager cross entropy's gradient passes through
 separate tensors, as in torch (this affects memory only); `sequence_copy`: what tensor-parallel ranks gather and scatter
 along the sequence is copied into the order of sequences, or of ranks."""
+RowKernels = Literal["library", "generated", "by_reduction"]
+"""How frameworks make kernels that reduce the rows of a tensor, such as a softmax of scores or a norm, and fuse what
+stands beside them. `library`: kernels written by hand, within their limits. `generated`: a compiler's, one kernel each
+for tensors of any type and size; that of scores has their scale, mask, softmax and dropout (TorchScript's nvFuser).
+`by_reduction`: a compiler's that ends a kernel at every reduction, so that each reads the tensor again (XLA for GPUs,
+until it fused a softmax in Triton)."""
 Fp8Recipe = Literal[
     "",
     "delayed",
@@ -126,6 +132,8 @@ class KernelChoices:
     """Fused norm, bias-gelu, rope and cross-entropy kernels; false: eager element-wise kernels."""
     eager_kernels: tuple[EagerKernel, ...] = ()
     """Kinds of element-wise work that stay eager although `fused_kernels` is set."""
+    row_kernels: RowKernels = "library"
+    """Kernels of softmax and norms."""
     operation_fuser: bool = False
     """Transformer Engine's operation fuser merges element-wise work into matrix products: scales and sums of adapters,
     and the activation of a dense feed-forward, which then writes 8-bit operands (Megatron-Core's
@@ -151,6 +159,10 @@ class KernelChoices:
         if self.cuda_graphs not in get_args(CudaGraphs):
             raise LayoutError(
                 f"job: cuda_graphs must be one of {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}"
+            )
+        if self.row_kernels not in get_args(RowKernels):
+            raise LayoutError(
+                f"job: row_kernels must be one of {', '.join(get_args(RowKernels))}; got {self.row_kernels!r}"
             )
 
     def fuses(self, kind: EagerKernel) -> bool:

@@ -15,6 +15,7 @@ from perfmodel.spec._job_sections import (
     Fp8Recipe,
     Head,
     RecomputeModule,
+    RowKernels,
     WideModule,
 )
 from perfmodel.spec._layout import ContextParallel, Recompute, StateOffload
@@ -40,6 +41,7 @@ class KernelKeywords(TypedDict, total=False):
     flash_attention: bool
     fused_kernels: bool
     eager_kernels: tuple[EagerKernel, ...]
+    row_kernels: RowKernels
     operation_fuser: bool
     repeated_keys: bool
     split_positions: bool

@@ -20,6 +20,7 @@ from perfmodel.workload._pointwise import (
     small_norm,
 )
 from perfmodel.workload._quantisation import cast_for_attention
+from perfmodel.workload._scores import compiled_softmax, scaled_and_masked, softmax_in_fp32, without_softmax
 
 TENSOR_CORE_BYTES = 16
 """Rows of a product's operands have to be multiples of this for tensor cores to run it at their rate (NVIDIA, Matrix
@@ -362,16 +363,20 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
     context = product(d_v, seq_kv, d_v)
 
     # Between the products: scale, mask and softmax in one kernel or apart, then dropout.
-    wide = "wide_softmax" in local.job.kernels.eager_kernels and local.act_bytes == 2
-    fused = local.job.kernels.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
+    kernels = local.job.kernels
+    wide = "wide_softmax" in kernels.eager_kernels and local.act_bytes == 2
+    compiled = kernels.row_kernels != "library" and kernels.fuses("softmax") and not wide
+    fused = kernels.fuses("softmax") and batch % SOFTMAX_BLOCK == 0 and local.act_bytes == 2 and not wide
     names = ["scale_mask_softmax"] if fused else ["softmax"]
     if model.block.dropout:
         names.append("dropout")
     pointwise_piece = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
-    if wide:
-        pointwise_piece = joined(_softmax_in_fp32(model, local, rows, seq_kv), _without_softmax(pointwise_piece))
+    if compiled:
+        pointwise_piece = compiled_softmax(model, local, rows, seq_kv)
+    elif wide:
+        pointwise_piece = joined(softmax_in_fp32(model, local, rows, seq_kv), without_softmax(pointwise_piece))
     elif not fused:
-        pointwise_piece = joined(_scaled_and_masked(model, local, rows, seq_kv), pointwise_piece)
+        pointwise_piece = joined(scaled_and_masked(model, local, rows, seq_kv), pointwise_piece)
     if model.attention.attention_softcap:
         pointwise_piece = joined(pointwise(local.precision, [("tanh", 1)], rows, seq_kv), pointwise_piece)
 
@@ -391,50 +396,6 @@ def _materialised(model: Transformer, local: ShardSizes, d_qk: int, d_v: int, se
         ),
         saved_bytes=float(rows) * seq_kv * bytes_per_score,
     )
-
-
-def _softmax_in_fp32(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
-    """Mask and softmax of 16-bit scores in fp32, between a cast each way.
-
-    The product before has the scale (Fast-LLM layers/attention/attention.py `_attn_backup`).
-    """
-    # A cast between 16 and 32 bits moves the 6 bytes of a 16-bit sum.
-    precision = local.precision
-    cast = memory(precision, "add", rows, keys, 2)
-    wide = replace(precision, act_dtype="fp32", act_bytes=4)
-    names = ["masked_fill", "softmax"] if model.attention.causal else ["add", "softmax"]
-    in_fp32 = pointwise(wide, [(name, 1) for name in names], rows, keys)
-    return replace(
-        in_fp32,
-        forward=(cast, *in_fp32.forward, cast),
-        backward_input=(cast, *in_fp32.backward_input, cast),
-    )
-
-
-def _without_softmax(between: Piece) -> Piece:
-    """Operations on scores after their softmax, such as dropout."""
-    return replace(between, forward=between.forward[1:], backward_input=between.backward_input[:-1])
-
-
-def _scaled_and_masked(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
-    """Operations of unfused attention on scores before their softmax: a scale and a mask.
-
-    Decoders fill what lies ahead, and their backward fills the gradient at the same places (Megatron-LM
-    `attention_mask_func`; Hugging Face GPT-2, `torch.where`). Encoders of text add a mask of one row per sequence,
-    whose gradient nobody needs, so that the scores' own passes through unchanged (google-research/bert modeling.py
-    `attention_layer`, and its ports). T5 adds its relative positions instead, unscaled, and sums their gradient over
-    the batch (Hugging Face T5, `position_bias`). Patches are never masked: images have no padding.
-    """
-    precision = local.precision
-    scale = pointwise(precision, [("mul_scalar", 1)], rows, keys)
-    if model.inputs.patches:
-        return scale
-    if model.attention.causal and model.inputs.positions != "relative":
-        return joined(scale, pointwise(precision, [("masked_fill", 1)], rows, keys))
-    added = Piece(forward=(memory(precision, "add", rows, keys),))
-    if model.inputs.positions == "relative":
-        return replace(added, backward_input=(memory(precision, "add", rows, keys),))
-    return joined(scale, added)
 
 
 def _fused(

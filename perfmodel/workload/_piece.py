@@ -279,6 +279,15 @@ def memory(
     )
 
 
+def moving(precision: Precision, rows: int, width: int, bytes_per_element: float) -> MemoryBound:
+    """A kernel that moves so many bytes for every element of a tensor, as one that only reads it.
+
+    It takes as long as a copy of that share of the tensor which reads and writes as many bytes.
+    """
+    share = bytes_per_element / (2 * precision.act_bytes)
+    return memory(precision, "add", rows, max(1, round(width * share)))
+
+
 def pointwise(
     precision: Precision,
     ops: Sequence[tuple[str, int]],

@@ -10,7 +10,7 @@ from typing import Final
 from perfmodel.spec import Transformer
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import ShardSizes
-from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
+from perfmodel.workload._piece import Piece, joined, memory, moving, pointwise, recomputed
 from perfmodel.workload._quantisation import QUANTISING
 
 
@@ -227,13 +227,26 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
     # modeling_llama.py `LlamaRMSNorm`; torchtune modules/rms_norm.py). The input itself is not kept.
     fused = local.job.kernels.fuses("norm") or model.norms.norm == "layer_norm"
     kept_bytes = local.act_bytes if fused else 4 + local.act_bytes
-    return pointwise(
+    in_one_kernel = pointwise(
         local.precision,
         [("layer_norm" if fused else "rms_norm_unfused", 1)],
         rows,
         size,
         params=norm_params(model, size),
         saved_bytes=float(rows * size * kept_bytes),
+    )
+    if not fused or local.job.kernels.row_kernels != "by_reduction":
+        return in_one_kernel
+
+    # A mean, where there is one, and a mean of squares read the input before the kernel that normalises it. Backward
+    # reads the input and the gradient for the sums over rows, and once more for those over columns that scales need.
+    reductions = 2 if model.norms.norm == "layer_norm" else 1
+    sums = moving(local.precision, rows, size, reductions * local.act_bytes)
+    gradient_sums = moving(local.precision, rows, size, 4 * local.act_bytes)
+    return replace(
+        in_one_kernel,
+        forward=(sums, *in_one_kernel.forward),
+        backward_input=(gradient_sums, *in_one_kernel.backward_input),
     )
 
 

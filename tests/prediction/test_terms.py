@@ -26,7 +26,7 @@ def loaded(cluster: str = "aws-p5", micro_batches: int = 8) -> StepProblem:
     levels = tuple(replace(level, contention=0.2) for level in device_and_network.levels)
     job = Job(global_batch=8 * micro_batches, seq_len=2048, eager_kernels=("norm", "activation", "residual"),
               expert_imbalance=1.5, dtype="fp8", fp8_recipe="current", all_reduce_gradients=True,
-              blocking_launches=True)  # fmt: skip
+              blocking_launches=True, row_kernels="by_reduction")  # fmt: skip
     site = Site(sustained=(("Ampere", 0.15), ("Hopper", 0.15)))
     machine = replace(device_and_network, levels=levels)
     model = replace(catalog.model("gpt3-6.7b"), experts=Experts(count=8, topk=2, ffn_hidden=4096))

@@ -25,7 +25,7 @@ from perfmodel.prediction.grids import LayoutGrid, lower_bounds_s, price_grids
 from perfmodel.prediction.memory import peak_memory
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.session import Session
-from perfmodel.spec import OPTIMIZERS, Framework, Job, Layout, Mlp, Transformer, key_fields
+from perfmodel.spec import OPTIMIZERS, Framework, Job, Layout, Mlp, RowKernels, Transformer, key_fields
 from perfmodel.spec.parts import Experts, WindowHeads
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
@@ -78,6 +78,7 @@ JOBS = (
         "mode": st.sampled_from(["train", "train", "inference"]),
         "grad_dtype": st.sampled_from(["fp32", "bf16"]),
         "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
+        "row_kernels": st.sampled_from(get_args(RowKernels)),
         "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
         "recompute_modules": st.sampled_from([("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]),
         "wide_modules": st.sampled_from([(), ("attention", "further_tokens")]),
