@@ -357,7 +357,7 @@ def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduc
     share = np.where(between_nodes, r, 1.0)
     lacking = (parties - 1) / np.maximum(parties, 1.0)
     if kind == "all_reduce":
-        volume = np.where(reduces, np.minimum(2 * lacking, 1.0), 2 * lacking) / share
+        volume = np.where(reduces, 1.0, 2 * lacking) / share
     elif kind in ("all_gather", "reduce_scatter"):
         volume = lacking / share
     elif kind == "all_to_all":
