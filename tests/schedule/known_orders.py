@@ -20,6 +20,8 @@ from perfmodel.schedule.memory import alive_at_peak, offloaded_at_peak
 
 TABLE = Path(__file__).with_suffix(".txt")
 SIZES = ((2, 4, 1), (4, 8, 1), (4, 4, 2), (3, 6, 1), (4, 8, 2))
+AT_LIMITS = ((4, 5, 1), (4, 2, 1), (3, 3, 1), (4, 6, 3), (1, 2, 1), (2, 1, 1))
+"""Odd, few or single micro-batches and stages, which some schedules cannot have."""
 NAMES = (*schedule_names(), "chimera:4", "seq1f1b:4")
 
 
@@ -31,6 +33,9 @@ def entries() -> Iterator[str]:
                 yield _entry(name, stages, micro_batches, chunks)
             except LayoutError:
                 yield f"# {name} with chunks={chunks}: none of {stages} stages and {micro_batches} micro-batches\n"
+    for name in NAMES:
+        possible = [size for size in AT_LIMITS if _is_possible(name, *size)]
+        yield f"# {name} is possible with {' '.join(map(str, possible))}\n"
     for seed, (stages, micro_batches, limit) in enumerate(((2, 4, 2), (3, 6, 3), (4, 6, 4), (4, 8, 6), (3, 8, None))):
         yield _optimised(seed, stages, micro_batches, limit)
 
@@ -43,6 +48,14 @@ def _entry(name: str, stages: int, micro_batches: int, chunks: int) -> str:
     figures = " ".join(f"{key}={_short(value)}" for key, value in facts.to_dict().items() if key != "schedule")
     alive = f"alive={alive_at_peak(schedule).tolist()} beside_host={offloaded_at_peak(schedule).tolist()}"
     return f"# {name} with chunks={chunks}: {figures} {alive}\n{schedule_text(schedule)}"
+
+
+def _is_possible(name: str, stages: int, micro_batches: int, chunks: int) -> bool:
+    try:
+        get_schedule(name)(stages, micro_batches, chunks)
+    except LayoutError:
+        return False
+    return True
 
 
 def _optimised(seed: int, stages: int, micro_batches: int, limit: int | None) -> str:
