@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from perfmodel.catalog import ExchangeRates, exchange_library
 from perfmodel.cost._events import EventTimes
@@ -77,16 +77,28 @@ class CollectiveModel:
         for kind, members in by_kind.items():
             index = np.array(members)
             priced.put(index, self._prices.price(CollectiveRequest(kind, fabric), groups.take(index)))
-        self._exchange(fabric, ops, groups, priced)
+        # Published rates stand for the kernels of special libraries.
+        by_library = {i: op.exchange for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1}
+        if by_library:
+            self._exchange(fabric, list(by_library.values()), groups, priced, np.array(list(by_library)))
         return _event_times(priced)
 
-    def _exchange(self, fabric: Fabric, ops: Sequence[Collective], groups: Groups, priced: Priced) -> None:
-        """Give exchanges by special libraries the times of their published rates, if there are any."""
-        # Published rates stand for the libraries' kernels; without one an exchange keeps its time as an all-to-all.
-        index = np.array([i for i, op in enumerate(ops) if op.exchange and op.num_ranks > 1], np.int64)
-        if not len(index):
-            return
-        time_s = _published_s(fabric, groups.take(index), [ops[i].exchange for i in index])
+    def _exchange(
+        self,
+        fabric: Fabric,
+        exchanges: Sequence[Exchange],
+        groups: Groups,
+        priced: Priced,
+        index: Int64[np.ndarray, "n"],
+    ) -> None:
+        """Give exchanges by special libraries the times of their published rates.
+
+        Args:
+            exchanges: library and direction of each.
+            index: where they stand among `groups` and `priced`.
+        """
+        # Without a published rate an exchange keeps its time as an all-to-all.
+        time_s = _published_s(fabric, groups.take(index), exchanges)
         known = np.isfinite(time_s)
 
         # A rate includes the latency at its size: smaller messages still take as long as the smallest, which is that

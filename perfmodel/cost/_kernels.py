@@ -189,7 +189,9 @@ class KernelModel:
             # Kernels that the memory bounds: the regressor has what laws there are (`Regressor._by_plans`).
             return self._by_regressors(request)
         answers = self._predict_attention(request) if op is Attention else self._predict_products(request)
-        self._bound_by_whole_units(answers, request)
+        # Few devices are parts whose tensor units are slower than those of their die.
+        if any(with_whole_units(query.figures) is not query.figures for query in request.queries):
+            self._bound_by_whole_units(answers, request)
         return answers
 
     def _bound_by_whole_units(self, answers: Prediction, request: PriceQuery) -> None:
@@ -206,7 +208,6 @@ class KernelModel:
             return query._replace(figures=with_whole_units(query.figures))
 
         def is_slowed(query: Query) -> bool:
-            # few devices are: only of them the stacks are looked through
             if with_whole_units(query.figures) is query.figures:
                 return False
             stacks = chain.from_iterable(regressor.stacks for regressor in regressors)
@@ -217,7 +218,8 @@ class KernelModel:
         # Both gradients at once are the sum of two products, each of which is bounded by itself.
         backward = slowed & (request.rows.columns.pass_ == "bwd")
         backward &= FAMILIES[request.rows.family].gradients is not None
-        self._answer_backward_by_its_products(answers, request, backward)
+        if backward.any():
+            self._answer_backward_by_its_products(answers, request, np.flatnonzero(backward))
         index = np.flatnonzero(slowed & ~backward)
         if not len(index):
             return
@@ -244,7 +246,8 @@ class KernelModel:
         dtypes = {kind.dtype for kind in request.rows.kinds}
         if "fp8" in dtypes:
             self._bound_8_bits_by_16(answers, request, rows)
-        self._answer_backward_by_its_products(answers, request, rows.backward)
+        if rows.backward.any():
+            self._answer_backward_by_its_products(answers, request, np.flatnonzero(rows.backward))
         if any(query.figures.reached_share is not None for query in request.queries):
             self._speed_up_to_reached_share(answers, request, rows)
 
@@ -264,16 +267,12 @@ class KernelModel:
             in_16 = request.take(index).instead(in_16_bits(request.rows.take(index)))
             _between_half_and_all(answers, index, self._by_regressors(in_16))
 
-    def _answer_backward_by_its_products(
-        self, answers: Prediction, request: PriceQuery, backward: Bool[np.ndarray, "n"]
-    ) -> None:
+    def _answer_backward_by_its_products(self, answers: Prediction, request: PriceQuery, index: np.ndarray) -> None:
         """Answer both gradients at once by the sum of the two products, each of which is corrected by itself."""
-        index = np.flatnonzero(backward)
-        if len(index):
-            parts = (
-                self._predict(request.take(index).instead(part)) for part in gradient_products(request.rows.take(index))
-            )
-            answers.put(index, added(*parts))
+        backward = request.take(index)
+        of_inputs, of_weights = gradient_products(backward.rows)
+        input_times = self._predict(backward.instead(of_inputs))
+        answers.put(index, added(input_times, self._predict(backward.instead(of_weights))))
 
     def _speed_up_to_reached_share(self, answers: Prediction, request: PriceQuery, rows: "_ProductRows") -> None:
         """Shorten matrix products so that the fastest one reaches `Device.reached_share`.

@@ -126,24 +126,29 @@ def communication_events(
             _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
 
     # Gradients, weights and optimizer states, over the ranks that hold the same parameters.
+    pipelined = ranks.pp > 1
     units = exchanged_units(states.zero, blocks.layers, counts)
-    stored, trained = stored_params(blocks, ranks.pp > 1, job), trained_params(blocks, ranks.pp > 1, job)
-    regathered = gathered_again(blocks, ranks.pp > 1, job, states.reuse_params)
+    gathered = trained = trained_params(blocks, pipelined, job)
+    regathered = np.zeros(len(blocks.layers))
+    if states.zero == 3:
+        # Weights that are kept sharded are gathered whether they are trained or not.
+        gathered = stored_params(blocks, pipelined, job)
+        regathered = gathered_again(blocks, pipelined, job, states.reuse_params)
     for group in STATES:
-        params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
+        params = counts @ trained[group]
+        place = StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):
-            # Weights that are kept sharded are gathered whether they are trained or not.
-            gathers_all = states.zero == 3 and exchanged in ("all_gather", "all_gather_backward")
+            is_gather = exchanged in ("all_gather", "all_gather_backward")
             events.add(
                 _KINDS[exchanged],
-                counts @ stored[group] if gathers_all else params,
+                counts @ gathered[group] if is_gather else params,
                 lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
                 units,
             )
-        if states.zero == 3 and regathered.any():
+        if regathered.any():
             events.add(
                 Kind.PARAM_GATHER_BACKWARD,
-                counts @ (stored[group] * regathered),
+                counts @ (gathered[group] * regathered),
                 lambda n, p=place: exchange("all_gather_backward", n, p, job, cluster),
                 units,
             )

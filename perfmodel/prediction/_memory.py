@@ -29,12 +29,11 @@ from perfmodel.prediction._zero import (
     kept_gradient_bytes,
     layer_weight_share,
     optimizer_bytes_per_param,
-    other_optimizer_bytes_per_param,
     resident_dtype_bytes,
     shards_gradients,
     stored_dtype_bytes,
 )
-from perfmodel.spec import Framework, Job, Transformer
+from perfmodel.spec import OPTIMIZERS, Framework, Job, Transformer
 from perfmodel.units import dtype_bytes
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -112,9 +111,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     # Activations saved for backward, without those of layers that wait on the host.
     saved_bytes, copying = blocks.saved(ranks.in_flight, ranks.in_flight_full), 0.0
-    beside_checkpoints = checkpoint_share(setting)
-    if beside_checkpoints:
-        saved_bytes = saved_bytes + beside_checkpoints * blocks.checkpoints(ranks.in_flight, ranks.in_flight_full)
+    if costs.autocast or costs.keeps_keys_values:
+        checkpoints = blocks.checkpoints(ranks.in_flight, ranks.in_flight_full)
+        saved_bytes = saved_bytes + checkpoint_share(setting) * checkpoints
     if runs_backward and sharding.offloaded.any():
         on_host, copying = copied_bytes(ranks.stored, blocks, sharding.offloaded)
         saved_bytes = saved_bytes - on_host + copying
@@ -157,11 +156,14 @@ def _optimizer_bytes(
     """Bytes of optimizer states, which are sharded from ZeRO 1 on; none where the host holds them."""
     xp = ranks.stored.__array_namespace__()
     optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *params.updated)
-    more_outside_layers = other_optimizer_bytes_per_param(job)
-    if more_outside_layers:
+
+    # Embeddings and head may be updated by another optimizer, whose states take more or less.
+    kind = OPTIMIZERS[job.optimizer]
+    if kind.other_state_bytes is not None:
         outside_layers = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         spread_outside_layers = sharding.spread(sum_over_blocks(ranks.stored, outside_layers))
-        optimizer = optimizer + more_outside_layers * xp.where(sharding.zero >= 1, *spread_outside_layers)
+        more_bytes = kind.other_state_bytes - kind.state_bytes
+        optimizer = optimizer + more_bytes * xp.where(sharding.zero >= 1, *spread_outside_layers)
     return xp.where(sharding.on_host > 0, 0.0, optimizer * is_trained(job))
 
 
@@ -248,11 +250,12 @@ def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, set
         updated = sharding.spread(dense - sum_over_blocks(ranks.stored, blocks.frozen), expert)
 
     # Bytes of a layer's weight in device memory over those of one that is stored in the products' type.
-    layer_share = 1.0
-    if setting.job.narrow.fp8_params and setting.job.dtype == "fp8" and is_trained(setting.job):
-        held_share = fp8_weight_bytes(setting.job, setting.cluster.device) / stored_dtype_bytes(setting.job)
-    else:
-        held_share = layer_weight_share(setting.job)
+    job = setting.job
+    layer_share = held_share = 1.0
+    if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
+        held_share = fp8_weight_bytes(job, setting.cluster.device) / stored_dtype_bytes(job)
+    elif job.fine_tuning.base_weights:
+        held_share = layer_weight_share(job)
     if held_share != 1.0:
         layer_share = xp.where(blocks.layers, held_share, 1.0)
         stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * held_share

@@ -115,6 +115,10 @@ class BlockBytes:
         workspace = spread([shard.workspace_bytes for shard in shards])
         layers = spread([shard.layers for shard in shards])
         recomputed = modes[..., None] == by_mode.shape[-1] - 1
+        dummies = [np.zeros(())] * len(shards)
+        if framework.memory.cached_weight_gradients and is_trained(job):
+            dummies = [np.array(dummy_gradient_bytes(shard, job)) for shard in shards]
+
         # Recomputed activations come back while a block's backward runs. Without backward, forward holds all of them.
         return cls(
             dense=spread([shard.dense_params(pipelined) for shard in shards]),
@@ -128,7 +132,7 @@ class BlockBytes:
             kept_full_bytes=checkpoints,
             transient_bytes=workspace + (all_activations - kept_bytes if job.mode == "train" else all_activations),
             transient_full_bytes=workspace + all_activations - checkpoints,
-            dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
+            dummy_gradients=spread(dummies),
         )
 
     def reducing(
@@ -247,10 +251,9 @@ def communicators(layout: Layout) -> int:
     return sum(size > 1 for size in sizes)
 
 
-def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
-    """Bytes of dummy gradients, one per distinct weight shape, if the framework keeps them."""
-    if not framework.memory.cached_weight_gradients or not is_trained(job):
-        return 0.0
+def dummy_gradient_bytes(shard: ShardBlocks, job: Job) -> float:
+    """Bytes of dummy gradients, one per distinct weight shape, where a framework keeps them
+    (`MemoryCosts.cached_weight_gradients`)."""
     shapes: set[tuple[int, int]] = set()
     for block in shard.blocks:
         if block.is_layer:

@@ -141,9 +141,15 @@ def has_whole_step_costs(problem: StepProblem) -> bool:
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """Factors on the step time: for stragglers, and from residuals of similar runs."""
-    runs = problem.adjustment.runs if problem.adjustment else None
-    log_offset = runs.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if runs else 0.0
-    return problem.adjusted_framework.communication.slowest_of(layout.devices), float(np.exp(log_offset))
+    stragglers = similar_runs = 1.0
+    communication = problem.adjusted_framework.communication
+    if communication.straggling:
+        stragglers = communication.slowest_of(layout.devices)
+    if problem.adjustment and problem.adjustment.runs:
+        coordinates_of_layout = layout_coordinates(problem.setting, layout)
+        log_offset = problem.adjustment.runs.mean(np.array([coordinates_of_layout]))[0]
+        similar_runs = float(np.exp(log_offset))
+    return stragglers, similar_runs
 
 
 def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:

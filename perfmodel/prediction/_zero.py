@@ -211,14 +211,6 @@ def optimizer_bytes_per_param(job: Job) -> float:
     return kind.state_bytes + master_bytes + (4.0 if job.weight_average else 0.0)
 
 
-def other_optimizer_bytes_per_param(job: Job) -> float:
-    """Additional bytes of states per parameter outside layers, if another optimizer updates embeddings and head."""
-    kind = OPTIMIZERS[job.optimizer]
-    if kind.other_state_bytes is None:
-        return 0.0
-    return kind.other_state_bytes - kind.state_bytes
-
-
 def is_trained(job: Job) -> bool:
     """Whether weights have gradients and are updated."""
     return job.mode == "train" and not job.fine_tuning.frozen
@@ -282,12 +274,15 @@ def exchanges(zero: int, job: Job) -> tuple[Exchange, ...]:
 
 def exchange(kind: Exchange, params: float, place: StatePlace, job: Job, cluster: Cluster) -> Collective | None:
     """The collective that exchanges the weights or gradients of this many parameters; None on one rank."""
-    groups = {
-        "all_reduce": place.replicas,
-        "all_reduce_copies": place.copies,
-        "all_gather_backward": place.backward_shards(job),
-    }
-    group = groups.get(kind, place.shards)
+    match kind:
+        case "all_reduce":
+            group = place.replicas
+        case "all_reduce_copies":
+            group = place.copies
+        case "all_gather_backward":
+            group = place.backward_shards(job)
+        case _:
+            group = place.shards
     if group.size == 1:
         return None
     if kind in ("all_gather", "all_gather_backward"):

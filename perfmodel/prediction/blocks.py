@@ -174,6 +174,10 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
     ops = tuple(event.op for event in events)
+    expert_params = np.array([block.expert_params for block, _ in blocks], float)
+    further_launches = np.zeros(len(ops))
+    if expert_params.any():
+        further_launches = np.array([_further_launches(op, job) for op in ops])
     saved_bytes = []
     for block, _ in blocks:
         saved_bytes.append([getattr(block.activation_bytes, mode) for mode in RECOMPUTE_MODES])
@@ -187,10 +191,10 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         beside_attention=np.array([event.beside_attention for event in events], bool),
         follows=np.array([event.follows for event in events], bool),
         launched=np.array([bool(job.narrow.fp8_recipe) or not is_cast(op) for op in ops], float),
-        further_launches=np.array([_further_launches(op, job) for op in ops]),
+        further_launches=further_launches,
         layers=np.array([block.is_layer for block, _ in blocks]),
         kinds=tuple((block.is_layer, repeats) for block, repeats in blocks),
-        expert_params=np.array([block.expert_params for block, _ in blocks], float),
+        expert_params=expert_params,
         shared_params=np.array([block.shared_params for block, _ in blocks], float),
         activation_bytes=np.array(saved_bytes, float),
         workspace_bytes=np.array([block.workspace_bytes for block, _ in blocks], float),
@@ -256,7 +260,9 @@ def block_events(
 
     # Kernels that `tp_overlap` can cut into slices: products but those of experts (Transformer Engine
     # pytorch/module/grouped_linear.py: "GroupedLinear doesn't support Userbuffer overlap").
-    ring_products = np.array([isinstance(op, Gemm) and not op.grouped for op in blocks.ops], bool)
+    ring_products = np.array([isinstance(op, Gemm) for op in blocks.ops], bool)
+    if blocks.expert_params.any():
+        ring_products &= ~_products_of_experts(blocks)
     return BlockEvents(
         counts=blocks.counts,
         kernel=kernel,
@@ -319,9 +325,13 @@ def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
     know first, and the dispatch and combine of their tokens."""
     # Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts that drops no tokens the graphs hold
     # attention, router and preparation. Layers that drop tokens are taken alike.
-    of_experts = [isinstance(op, Gemm) and op.grouped for op in blocks.ops]
-    exchanges = [group in ("ep", "etp") for group in blocks.groups]
-    return np.array(of_experts, float) + np.array(exchanges, float)
+    exchanges = np.array([group in ("ep", "etp") for group in blocks.groups])
+    return (_products_of_experts(blocks) | exchanges).astype(float)
+
+
+def _products_of_experts(blocks: ShardBlocks) -> Bool[np.ndarray, " ops"]:
+    """Which events are products of experts."""
+    return np.array([isinstance(op, Gemm) and op.grouped for op in blocks.ops], bool)
 
 
 # --- the shard of a layout --------------------------------------------------------------------------------

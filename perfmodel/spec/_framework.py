@@ -183,7 +183,9 @@ class Framework(Stated, Sectioned):
                 defaults["zero"] = max(can.zero_stages_in_pipelines)
             if can.schedules and Layout.schedule not in can.schedules:
                 defaults["schedule"] = can.schedules[0]
-        defaults |= self.degree_defaults(stated.get("cp", 1), stated.get("ep", 1))
+        cp, ep = stated.get("cp", 1), stated.get("ep", 1)
+        if cp > 1 or ep > 1:
+            defaults |= self.degree_defaults(cp, ep)
         # A number of layers says itself what is recomputed.
         if stated.get("recompute_full_layers") is not None:
             defaults["recompute"] = "none"

@@ -151,7 +151,7 @@ class Regressor:
             if len(index):
                 answers.at_least(index, log_least(request.take(index)))
 
-        if self.family == "gemm":
+        if any(kind.dtype == "fp8" for kind in request.rows.kinds) and self.family == "gemm":
             self._leave_out_quantising(answers, request, direct)
         return answers
 

@@ -206,7 +206,9 @@ def spread_from(figures: Figures, without: str = "") -> MemorySpread:
         figures: median and median absolute deviation of every source.
         without: a source whose teams are left out.
     """
-    remaining = [figure for name, figure in figures.items() if not share_a_team(name, without)]
+    remaining = list(figures.values())
+    if without:
+        remaining = [figure for name, figure in figures.items() if not share_a_team(name, without)]
     medians = [center for center, _ in remaining]
     bias = median(medians)
 
