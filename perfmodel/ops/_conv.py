@@ -24,14 +24,18 @@ class ConvWork(NamedTuple):
     flops: Any
     bytes: Any
     h_out: Any
+    """Rows of the result."""
     w_out: Any
+    """Columns of the result."""
     m: Any
     n: Any
     k: Any
     inputs: Any
-    """Elements of the image, the kernel and the result."""
+    """Elements of the image."""
     weights: Any
+    """Elements of the kernel."""
     outputs: Any
+    """Elements of the result."""
 
 
 def _work(xp: Any, x: Shape) -> ConvWork:
@@ -93,7 +97,8 @@ class Convolution(KernelOp):
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """2-D convolution as the implicit product [n*h_out*w_out, c_in*k_h*k_w] x [.., c_out]."""
     size, both = x["element_bytes"], 1.0 + x["bwd"]
-    flops, traffic, h_out, w_out, m, n, k, inputs, weights, outputs = _work(xp, x)
+    work = _work(xp, x)
+    m, n, k = work.m, work.n, work.k
     area, tiles, waves = tiled(xp, m, n, x["groups"], machine.units)
     # As for products, kernels with few tiles and a long k are split over idle multiprocessors.
     quantised = xp.minimum(area, 4.0 * m * n * x["groups"]) * 2.0 * k * both
@@ -104,8 +109,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, x["c_out"]),
         log2(xp, x["h_in"]),
         log2(xp, x["w_in"]),
-        log2(xp, h_out),
-        log2(xp, w_out),
+        log2(xp, work.h_out),
+        log2(xp, work.w_out),
         log2(xp, x["k_h"]),
         log2(xp, x["k_w"]),
         x["k_h"],
@@ -120,11 +125,11 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, n),
         log2(xp, k),
         log2(xp, waves),
-        log2(xp, inputs / outputs),
+        log2(xp, work.inputs / work.outputs),
         log2(xp, x["k_h"] * x["k_w"]),
         # Share of the operands that fits into the cache.
-        log2(xp, weights * size / machine.l2),
-        log2(xp, (inputs + outputs) * size / machine.l2),
+        log2(xp, work.weights * size / machine.l2),
+        log2(xp, (work.inputs + work.outputs) * size / machine.l2),
         x["stride_h"] / x["k_h"],
         # kernels that libraries treat apart: 3 x 3 by Winograd's transform, 1 x 1 as a plain product
         flag(xp, (x["k_h"] == 3) & (x["k_w"] == 3) & (x["stride_h"] == 1)),
@@ -132,7 +137,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         flag(xp, x["groups"] > 1),
         *tiles,
     ]
-    features += _winograd(xp, x, h_out, w_out, machine)
+    features += _winograd(xp, x, work.h_out, work.w_out, machine)
     features += [divides(xp, x["c_in"], d) for d in (2, 4, 8, 32, 64)]
     features += [divides(xp, x["c_out"], d) for d in (2, 4, 8, 32, 64)]
 
@@ -140,9 +145,9 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     for channels in (x["c_in"], x["c_out"]):
         features += [channels / (d * xp.ceil(channels / d)) for d in (8, 32, 64, 128)]
     features += [divides(xp, m, d) for d in (4, 128)]
-    axes = [log2(xp, v) for v in (x["batch"], x["c_in"], x["c_out"], h_out, x["k_h"], waves)]
+    axes = [log2(xp, v) for v in (x["batch"], x["c_in"], x["c_out"], work.h_out, x["k_h"], waves)]
     # large tiles have a relative rate above 1, but no product does less than its FLOPs
-    return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
+    return Physics(work.flops, xp.maximum(work.flops, quantised), work.bytes, features, axes)
 
 
 def _winograd(xp: Any, x: Shape, h_out: Any, w_out: Any, machine: Machine) -> list[Any]:

@@ -32,14 +32,18 @@ from perfmodel.ops.programs import (
 
 
 class GemmWork(NamedTuple):
-    """Work of `products` matrix products, and the elements of one product's operands and result."""
+    """Work of equal matrix products C[m, n] = A[m, k] B[k, n]."""
 
     flops: Any
     bytes: Any
     products: Any
+    """How many there are."""
     a: Any
+    """Elements of one product's left operand."""
     b: Any
+    """Elements of its right operand, the weights of a layer."""
     c: Any
+    """Elements of its result."""
 
 
 def _work(xp: Any, x: Shape) -> GemmWork:
@@ -106,15 +110,16 @@ class Gemm(KernelOp):
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Physics of `batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both gradients."""
     m, n, k, size, both = x["m"], x["n"], x["k"], x["element_bytes"], 1.0 + x["bwd"]
-    flops, traffic, products, a, b, c = _work(xp, x)
+    work = _work(xp, x)
+    flops, products, operands = work.flops, work.products, work.a + work.b
     area, tiles, waves = tiled(xp, m, n, products, machine.units)
 
     # Few tiles and a long k: kernels split k over the idle multiprocessors. So no product is slower for waste of tiles
     # than four times its own area.
-    quantised = xp.minimum(area, 1.0 * xp.maximum(products * c, 1.0) * 4.0) * 2.0 * k * both
+    quantised = xp.minimum(area, 1.0 * xp.maximum(products * work.c, 1.0) * 4.0) * 2.0 * k * both
 
     # weights that stay in the cache from the repetition before make a product of few rows faster
-    resident = products * b * size / machine.l2
+    resident = products * work.b * size / machine.l2
     features = [
         log2(xp, m),
         log2(xp, n),
@@ -124,8 +129,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, waves),
         # weights, operands, and all that is moved, relative to the cache
         log2(xp, resident),
-        log2(xp, products * (a + b) * size / machine.l2),
-        log2(xp, products * (a + b + c) * size / machine.l2),
+        log2(xp, products * operands * size / machine.l2),
+        log2(xp, products * (operands + work.c) * size / machine.l2),
         x["accumulate"],
         x["trans_a"],
         x["trans_b"],
@@ -139,7 +144,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     features += [xp.mod(m, 128) / 128.0, xp.mod(n, 128) / 128.0]
     # large tiles have a relative rate above 1, but no product does less than its FLOPs
     axes = [log2(xp, v) for v in (m, n, k, products, resident, waves)]
-    return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
+    return Physics(flops, xp.maximum(flops, quantised), work.bytes, features, axes)
 
 
 _LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}

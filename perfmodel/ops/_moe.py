@@ -94,12 +94,13 @@ class MoE(KernelOp):
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     """Expert feed-forward of one rank: three products (two without a gate) per routed token."""
-    flops, traffic, products, inter, local, routed, active, weights = _work(xp, x)
+    work = _work(xp, x)
+    inter, local, routed = work.inter, work.local, work.routed
     size, both = x["element_bytes"], 1.0 + x["bwd"]
 
     # Each expert's rows fill tiles of their own: few rows per expert waste most of a tile.
-    per_expert = routed / xp.maximum(active, 1.0)
-    tiles = xp.maximum(active, 1.0) * xp.ceil(per_expert / 64.0)
+    per_expert = routed / xp.maximum(work.active, 1.0)
+    tiles = xp.maximum(work.active, 1.0) * xp.ceil(per_expert / 64.0)
     padded = tiles * 64.0
     waves_up = tiles * xp.ceil(2.0 * inter / 128.0) / machine.units
     waves_down = tiles * xp.ceil(x["hidden"] / 128.0) / machine.units
@@ -116,7 +117,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         flag(xp, x["skew"] > 0),
         # rows that the experts get, and how far they fill their tiles
         log2(xp, routed),
-        log2(xp, active),
+        log2(xp, work.active),
         log2(xp, per_expert),
         routed / padded,
         # waves of the two products: up with the gate, then down
@@ -127,7 +128,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
         log2(xp, xp.ceil(waves_up)),
         log2(xp, xp.ceil(waves_down)),
         # Share of weights and activations that fits into the cache.
-        log2(xp, weights / machine.l2),
+        log2(xp, work.weights_bytes / machine.l2),
         log2(xp, local * x["hidden"] * inter * size / machine.l2),
         log2(xp, x["tokens"] * x["hidden"] * size / machine.l2),
         log2(xp, x["tokens"] * x["topk"] / x["experts"]),
@@ -142,8 +143,8 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     axes = [log2(xp, v) for v in (x["tokens"], x["hidden"], inter, local, mean, x["topk"])]
 
     # padded rows cost what rows do, but no more than eight times the work in all
-    quantised = 2.0 * products * padded * x["hidden"] * inter * both
-    return Physics(flops, xp.minimum(quantised, 8.0 * flops), traffic, features, axes)
+    quantised = 2.0 * work.products * padded * x["hidden"] * inter * both
+    return Physics(work.flops, xp.minimum(quantised, 8.0 * work.flops), work.bytes, features, axes)
 
 
 MOE: Final = Family(

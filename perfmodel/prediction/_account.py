@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -27,11 +27,6 @@ from perfmodel.spec import DIMENSIONS
 from perfmodel.timeline import makespan
 from perfmodel.workload import QUANTISING
 
-_DP_KINDS = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.EMBEDDING_REDUCE)
-_SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-_COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
-
-
 ABLATIONS: Final[tuple[str, ...]] = (
     "step_overhead",
     "kernels_slowed_by_communication",
@@ -41,6 +36,18 @@ ABLATIONS: Final[tuple[str, ...]] = (
 )
 """Activities in the order in which they are removed from a step. The cost of each is the time by which the step then
 becomes shorter. The first two are not events but parts of the optimizer and of passes."""
+
+_KINDS_OF_ACTIVITY: Final = {
+    "data_parallel_communication_exposed": (
+        Kind.GRAD_REDUCE,
+        Kind.PARAM_GATHER,
+        Kind.PARAM_GATHER_BACKWARD,
+        Kind.EMBEDDING_REDUCE,
+    ),
+    "pipeline_communication_exposed": (Kind.SEND_FORWARD, Kind.SEND_BACKWARD),
+    "host_copies_exposed": (Kind.OFFLOAD, Kind.RELOAD),
+}
+"""Classes that are nothing but one of the `ABLATIONS`."""
 
 _COMMUNICATION = tuple(dict.fromkeys(d.name for d in DIMENSIONS if d.shards_blocks))
 """Dimensions whose collectives run inside passes."""
@@ -189,32 +196,8 @@ class _Program:
     def of(cls, step_program: StepProgram) -> "_Program":
         """Break down a program's time."""
         program, all_s, weight = step_program.timed
-        kind = program.structure.class_kind
-        optimizer = kind == Kind.OPTIMIZER
-
-        # Each kind of nodes has the seconds of its own classes and 0 for all others, so the kinds add up.
-        without_overhead_s = all_s.copy()
-        parts_s = alone_s = waits_s = 0.0
-        for share in step_program.shares:
-            problem, events = share.problem, share.events[0]
-            factor = prod(step_factors(problem, share.batch.layouts[0]))
-            parts_s = parts_s + _of_passes(share, _phase_parts) * factor
-            waits_s = waits_s + share.copy_waits_s[0] * factor
-            without_overhead_s -= share.only(optimizer * problem.adjusted_framework.host.step_overhead_s)
-            lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
-            kernels_s = _of_passes(share, _alone_s).sum(axis=1)
-            alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
-
-        # Passes take as long as their parts, plus the slowdown by reductions and gathers that overlap with them.
-        without_slowing_s = without_overhead_s
-        if any(overlap_loss(share.problem) for share in step_program.shares):
-            passes_s = np.sum(parts_s, axis=1) + waits_s
-            without_slowing_s = np.where(np.isin(kind, PASS_KINDS), passes_s, without_overhead_s)
-        without_dp_s = np.where(np.isin(kind, _DP_KINDS), 0.0, without_slowing_s)
-        without_sends_s = np.where(np.isin(kind, _SEND_KINDS), 0.0, without_dp_s)
-        without_copies_s = np.where(np.isin(kind, _COPY_KINDS), 0.0, without_sends_s) - waits_s
-        in_turn = (without_overhead_s, without_slowing_s, without_dp_s, without_sends_s, without_copies_s)
-        durations_s: dict[str, Float[np.ndarray, " classes"]] = dict(zip(ABLATIONS, in_turn, strict=True))
+        seconds = _ClassSeconds.of(step_program)
+        durations_s = _ablated_s(step_program, seconds)
 
         # Activities that change no duration cost nothing: their makespans need not be evaluated.
         felt = set()
@@ -224,9 +207,70 @@ class _Program:
                 felt.add(activity)
             before_s = after_s
 
+        optimizer = program.structure.class_kind == Kind.OPTIMIZER
+        updates_s = np.where(optimizer, durations_s["step_overhead"], 0.0)
         count = weight * program.rank_count
-        updates_s = np.where(optimizer, without_overhead_s, 0.0)
-        return cls(program, weight, durations_s, frozenset(felt), count @ parts_s, count @ updates_s, count @ alone_s)
+        return cls(
+            prepared=program,
+            weight=weight,
+            durations_s=durations_s,
+            felt=frozenset(felt),
+            passes_s=count @ seconds.parts_s,
+            optimizer_s=count @ updates_s,
+            alone_s=count @ seconds.alone_s,
+        )
+
+
+class _ClassSeconds(NamedTuple):
+    """What the duration of each class of a program consists of."""
+
+    parts_s: Float[np.ndarray, "classes parts"]
+    """Seconds of passes, by `Part`."""
+    waits_s: Float[np.ndarray, " classes"]
+    """Seconds that passes wait for copies to and from the host."""
+    overhead_s: Float[np.ndarray, " classes"]
+    """Overhead of the step, which counts with the optimizer."""
+    alone_s: Float[np.ndarray, " classes"]
+    """Kernels of passes and optimizer, timed alone and as fast as their intervals allow."""
+
+    @classmethod
+    def of(cls, step_program: StepProgram) -> "_ClassSeconds":
+        """Add up the kinds of nodes, each of which has the seconds of its own classes and 0 for all others."""
+        kind = step_program.timed.prepared.structure.class_kind
+        optimizer = kind == Kind.OPTIMIZER
+        parts_s = waits_s = overhead_s = alone_s = np.zeros(())
+        for share in step_program.shares:
+            problem, events = share.problem, share.events[0]
+            factor = prod(step_factors(problem, share.batch.layouts[0]))
+            parts_s = parts_s + _of_passes(share, _phase_parts) * factor
+            waits_s = waits_s + share.copy_waits_s[0] * factor
+            overhead_s = overhead_s + share.only(optimizer * problem.adjusted_framework.host.step_overhead_s)
+
+            kernels_s = _of_passes(share, _alone_s).sum(axis=1)
+            lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
+            alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
+        return cls(parts_s, waits_s, overhead_s, alone_s)
+
+
+def _ablated_s(step_program: StepProgram, seconds: _ClassSeconds) -> dict[str, Float[np.ndarray, " classes"]]:
+    """Durations of a program's classes without each of `ABLATIONS` and those before it."""
+    kind = step_program.timed.prepared.structure.class_kind
+    durations_s: dict[str, Float[np.ndarray, " classes"]] = {}
+    remaining_s = step_program.timed.durations_s - seconds.overhead_s
+    durations_s["step_overhead"] = remaining_s
+
+    # Passes take as long as their parts, plus the slowdown by reductions and gathers that overlap with them.
+    if any(overlap_loss(share.problem) for share in step_program.shares):
+        passes_s = np.sum(seconds.parts_s, axis=1) + seconds.waits_s
+        remaining_s = np.where(np.isin(kind, PASS_KINDS), passes_s, remaining_s)
+    durations_s["kernels_slowed_by_communication"] = remaining_s
+
+    # The other activities are classes of their own, but for copies that passes wait for.
+    for activity, kinds in _KINDS_OF_ACTIVITY.items():
+        remaining_s = np.where(np.isin(kind, kinds), 0.0, remaining_s)
+        durations_s[activity] = remaining_s
+    durations_s["host_copies_exposed"] = remaining_s - seconds.waits_s
+    return durations_s
 
 
 def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, float], dict[str, float]]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
 import torch.distributed as dist  # pyright: ignore[reportMissingImports]
@@ -237,59 +237,39 @@ class EmulatedGroup(_ProcessGroup):
 
         Where the caller waits for it (`async_op=False`) it is done on return.
         """
-        # Four things: number the call within its channel, note it, agree with the other real ranks, and answer when
-        # it is due.
-        rank = self._rank
+        # Number the call within its channel, and note it.
+        rank, record = self._rank, self._rank.record
         number = self._sequence[channel] = self._sequence.get(channel, -1) + 1
         if "sparse" in call.dtype.split():
             self._refuse(f"{call.kind} of a sparse tensor")
         begun_s, effect = on_stream(device_module(call.dtype), effect)
-        record = rank.record
-        noted = CollectiveNote(
-            self.name_,
-            channel,
-            self.size(),
-            number,
-            call.kind,
-            call.nbytes,
-            record.iteration,
-            time.perf_counter(),
-            record.thread_s(),
-        )
-        record.collectives.append(noted)
+        noted = self._noted(call, channel, number)
         line = f"{self.name_}{channel and f', {channel}'}"
         call_name = f"rank {rank.orders.rank}: {call.kind} #{number} of group {line}"
         # The watchdog reads this where a rank hangs.
         record.tell(call_name)
-        # The real ranks among the members must agree on this before the call begins.
-        agreed, alive, meets = call, self.members, self._real_members
-        # The two sides of a message must agree on its size, not on who sends.
-        if peer is not None:
-            agreed = Call("message", call.nbytes, call.dtype)
-            alive = (rank.orders.rank, self.members[peer])
-            meets = tuple(sorted({*alive} & {*rank.orders.real_ranks}))
-        elif call.kind == "all_to_all":
-            # Ranks may send different numbers of bytes: only the type must agree.
-            agreed = Call("all_to_all", 0, call.dtype)
-        emulated = len(alive) - len(meets)
+
+        parties = self._parties(call, peer)
+        emulated = len(parties.ranks) - len(parties.real_ranks)
         at_once = not getattr(opts, "asyncOp", True)
 
         def plan() -> Plan:
             # The plan is made when the lane comes to the call: only then do the kernels before it and the other ranks
             # count.
-            rank.conditions.check_alive(alive, call_name)
+            rank.conditions.check_alive(parties.ranks, call_name)
             start_s = begun_s(noted.issued_s)
-            if len(meets) > 1:
-                start_s = rank.environment.meet(line, meets, number, agreed, start_s)
+            if len(parties.real_ranks) > 1:
+                start_s = rank.environment.meet(line, parties.real_ranks, number, parties.agreed, start_s)
             # Between real ranks alone the data really travel, which takes its time by itself.
             priced = emulated > 0 or rank.orders.apart
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             # A group of one sends nothing across a network that could be slower.
-            if len(alive) > 1:
+            if len(parties.ranks) > 1:
                 delay_s += rank.conditions.extra_s(call.kind, noted.iteration)
             return Plan(start_s + late_s, delay_s, *more)
 
+        # Answer the call when it is due.
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
             self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.copies_per_s)
@@ -300,6 +280,47 @@ class EmulatedGroup(_ProcessGroup):
         else:
             self._lanes[channel].put(work)
         return work
+
+    def _noted(self, call: Call, channel: str, number: int) -> CollectiveNote:
+        """A note of a call that begins now, which is filled in while the call runs."""
+        record = self._rank.record
+        note = CollectiveNote(
+            self.name_,
+            channel,
+            self.size(),
+            number,
+            call.kind,
+            call.nbytes,
+            record.iteration,
+            time.perf_counter(),
+            record.thread_s(),
+        )
+        record.collectives.append(note)
+        return note
+
+    def _parties(self, call: Call, peer: int | None) -> "_Parties":
+        """The ranks of a call, which is a message where it has a `peer`, and what the real ones agree on."""
+        # The two sides of a message must agree on its size, not on who sends.
+        orders = self._rank.orders
+        if peer is not None:
+            ranks = (orders.rank, self.members[peer])
+            real_ranks = tuple(sorted({*ranks} & {*orders.real_ranks}))
+            return _Parties(ranks, real_ranks, Call("message", call.nbytes, call.dtype))
+
+        # Ranks of an all-to-all may send different numbers of bytes: only the type must agree.
+        agreed = Call("all_to_all", 0, call.dtype) if call.kind == "all_to_all" else call
+        return _Parties(self.members, self._real_members, agreed)
+
+
+class _Parties(NamedTuple):
+    """Who takes part in a call."""
+
+    ranks: tuple[int, ...]
+    """Ranks of the world."""
+    real_ranks: tuple[int, ...]
+    """Those with a process, which must agree before the call begins."""
+    agreed: Call
+    """What they agree on."""
 
 
 def _call(kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:

@@ -129,10 +129,13 @@ def _entries(fields: Mapping[str, Any], lines: Mapping[str, int]) -> tuple[dict[
 
 
 def _flat(fields: Mapping[str, Any], lines: Mapping[str, int], prefix: str) -> Iterator[tuple[str, Any, int]]:
+    """Each setting of an object and of the objects in it: its name with dots, its value, and the line that states
+    it (0 where that is not known)."""
     for name, value in fields.items():
         line = lines.get(name, 0)
         if isinstance(value, dict) and value:
-            yield from _flat({str(key): inner for key, inner in value.items()}, {}, f"{prefix}{name}.")
+            inner_fields = {str(key): inner for key, inner in value.items()}
+            yield from _flat(inner_fields, {}, f"{prefix}{name}.")
         elif isinstance(value, Thing):
             yield f"{prefix}{name}", Unknown(value.text), line
         else:

@@ -220,15 +220,17 @@ def _frame(cost: GridCosts, places: Int[np.ndarray, " some"]) -> "pd.DataFrame":
     """Return a row per layout of a grid at some places."""
     import pandas as pd
 
+    # Degrees are the same in all of a grid. Each of its axes has the choices of some other fields.
     grid = cost.grid
+    columns = {field.name: getattr(grid.degrees, field.name) for field in fields(grid.degrees)}
     index = np.unravel_index(places, grid.shape)
-    columns = {f.name: getattr(grid.degrees, f.name) for f in fields(grid.degrees)}
-    for axis, choices in zip(index, (grid.pipelines, grid.shards, grid.recomputes, grid.states), strict=True):
+    axes = (grid.pipelines, grid.shards, grid.recomputes, grid.states)
+    for choice_of_row, choices in zip(index, axes, strict=True):
         for name in choices[0]._fields:
             values = [getattr(choice, name) for choice in choices]
             if name == "recompute_full_layers":  # of every stage alike
                 values = [sum(value or ()) for value in values]
-            columns[name] = np.array(values)[axis]
+            columns[name] = np.array(values)[choice_of_row]
     columns["peak_bytes"] = _over_layouts(cost, cost.peak_bytes)[index]
     columns["bound_s"] = cost.bound_s[index]
     return pd.DataFrame(columns, index=pd.RangeIndex(len(places)))

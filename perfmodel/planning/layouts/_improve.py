@@ -172,32 +172,26 @@ def improve(
     if method == "enumerate":
         return Improved("enumerate", enumerated)
 
-    # Evaluate a layout's bound over all its cuts before cutting it. Only those whose bound beats
-    # the best value by more than `WORTH` are worth a second or two each; `relax` was asked for
-    # and tries all.
     best_value = float(goal.value(goal.of(layouts[:1]))[0]) if layouts else np.inf
-    promising = []
-    for layout in _bases([*(p.layout for p in layouts), *pool]):
-        value = 0.0
-        if layouts:
-            value = _value_at(goal, layouts[0], layout, partition_bound_s(goal.step_problem, layout))
-        if method == "relax" or value < best_value - WORTH * abs(best_value):
-            promising.append((value, layout))
+    bases = _bases([*(p.layout for p in layouts), *pool])
+    promising = [(0.0, layout) for layout in bases]
+    if layouts:
+        promising = _promising(goal, layouts[0], bases, best_value, all_of_them=method == "relax")
 
     # Cut the most promising ones, and drop those that a cut before has beaten even at their
     # bound.
     improvements: list[Improvement] = []
     tried = _one_of_each_schedule(promising)[: MOST_ON_KINDS if goal.step_problem.kinds else MOST]
-    for done, (value, layout) in enumerate(tried):
-        if value >= best_value:
+    for done, (bound, layout) in enumerate(tried):
+        if bound >= best_value:
             continue
         report("cut stages", done, len(tried))
         try:
             if method == "relax":
                 improvement = _relaxed(goal.step_problem, layout, choices)
             else:
-                how = "dynamic programming" if layout.vpp == 1 else "moves of layers"
-                improvement = Improvement(layout, partition_stages(goal.step_problem, layout), how)
+                executor_name = "dynamic programming" if layout.vpp == 1 else "moves of layers"
+                improvement = Improvement(layout, partition_stages(goal.step_problem, layout), executor_name)
         except LayoutError:
             continue  # nothing fits, or nothing to relax
         improvements.append(improvement)
@@ -205,10 +199,29 @@ def improve(
     if not improvements:
         nothing = "none of the best layouts would gain from uneven pipeline stages"
         return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all divisions shows")
-    how = ", ".join(dict.fromkeys(improvement.how for improvement in improvements))
+    executor_names = ", ".join(dict.fromkeys(improvement.how for improvement in improvements))
     reason = "asked for" if method == "relax" else choose_method(contiguous=True).why
     why = f"{enumerated}; then {len(improvements)} of {len(promising)} promising layouts got uneven stages: {reason}"
-    return Improved(f"enumerate, {how}", why, tuple(improvements))
+    return Improved(f"enumerate, {executor_names}", why, tuple(improvements))
+
+
+def _promising(
+    goal: Goal, best: Prediction, layouts: Sequence[Layout], best_value: float, *, all_of_them: bool
+) -> list[tuple[float, Layout]]:
+    """Layouts worth cutting, each with the best value that any of its cuts may have.
+
+    A cut takes a second or two, which is well spent only where the bound beats the best value by more than `WORTH`.
+
+    Args:
+        best: the best layout so far, whose value is `best_value`.
+        all_of_them: the user asked for the method, so that all are tried.
+    """
+    promising = []
+    for layout in layouts:
+        bound = _value_at(goal, best, layout, partition_bound_s(goal.step_problem, layout))
+        if all_of_them or bound < best_value - WORTH * abs(best_value):
+            promising.append((bound, layout))
+    return promising
 
 
 def _relaxed(problem: StepProblem, layout: Layout, choices: LaunchChoices) -> Improvement:

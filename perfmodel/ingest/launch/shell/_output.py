@@ -108,7 +108,10 @@ def command_output(
         if not nodes.isdecimal() or int(nodes) >= MOST_NODES:
             return None
         return "".join(f"node{i}\n" for i in range(int(nodes)))
-    return None if stdin is None else _filtered(head, arguments, stdin)
+    # A filter of a pipeline.
+    if stdin is None or head not in _FILTERS:
+        return None
+    return _FILTERS[head](arguments, stdin)
 
 
 def formatted(form: str, values: list[str]) -> str | None:
@@ -133,53 +136,88 @@ def formatted(form: str, values: list[str]) -> str | None:
     return (form * times) % tuple(arguments)
 
 
-def _filtered(head: str, arguments: list[str], text: str) -> str | None:
-    """Output of a filter of a pipeline; None if it is not known."""
-    if head == "bc":
-        # bc's `scale` sets decimals; the sizes that scripts calculate with it are whole numbers.
-        expression = re.sub(r"scale\s*=\s*\d+\s*;", "", text)
-        value = calculate(expression)
-        return None if value is None else f"{value}\n"
-    if head == "wc" and arguments in (["-l"], ["-w"]):
-        return f"{text.count(chr(10)) if arguments == ['-l'] else len(text.split())}\n"
-    if head == "head" and (not arguments or re.fullmatch(r"-n?\s*1", " ".join(arguments))):
-        return text.partition("\n")[0] + "\n"
-    if head == "xargs" and not arguments:
-        return " ".join(text.split()) + "\n"
-    if head == "tr" and len(arguments) == 2 and arguments[0] != "-d":
-        characters = [argument.replace("\\n", "\n") for argument in arguments]
-        if len(characters[0]) == len(characters[1]) == 1:
-            return text.replace(characters[0], characters[1])
-    cut = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments)) if head == "cut" else None
-    if cut:
-        fields = [line.split(cut[1]) for line in text.splitlines()]
-        return "".join(f"{parts[int(cut[2]) - 1] if len(parts) >= int(cut[2]) else ''}\n" for parts in fields)
-    if head == "tail" and re.fullmatch(r"-n?\s*1", " ".join(arguments)):
-        return "".join(text.splitlines(keepends=True)[-1:])
-    if head == "rev" and not arguments:
-        return "".join(f"{line[::-1]}\n" for line in text.splitlines())
-    if (
-        head == "tr"
-        and len(arguments) == 2
-        and arguments[0] == "-d"
-        and not re.search(r"\w-\w|\[|\\[^n]", arguments[1])
-    ):
-        return "".join(character for character in text if character not in arguments[1].replace("\\n", "\n"))
-    if head == "grep":
-        return _matches(arguments, text)
-    if head == "awk":
-        return _columns(arguments, text)
-    if head == "sed":
-        return _replaced(arguments, text)
-    if (head == "sort" and arguments in ([], ["-u"])) or (head == "uniq" and not arguments):
-        lines = text.splitlines()
-        if head == "sort":
-            lines.sort()
-        # `uniq` leaves out lines that repeat the one before.
-        if head == "uniq" or arguments:
-            lines = [line for line, _ in groupby(lines)]
-        return "".join(f"{line}\n" for line in lines)
+def _calculated(arguments: list[str], text: str) -> str | None:
+    """Output of `bc`."""
+    # bc's `scale` sets decimals; the sizes that scripts calculate with it are whole numbers.
+    value = calculate(re.sub(r"scale\s*=\s*\d+\s*;", "", text))
+    return None if value is None else f"{value}\n"
+
+
+def _counted(arguments: list[str], text: str) -> str | None:
+    """Output of `wc -l` or `wc -w`."""
+    match arguments:
+        case ["-l"]:
+            return f"{text.count(chr(10))}\n"
+        case ["-w"]:
+            return f"{len(text.split())}\n"
     return None
+
+
+_ONE_LINE: Final = re.compile(r"-n?\s*1")
+"""Options of `head` and `tail` that ask for a single line."""
+
+
+def _first_line(arguments: list[str], text: str) -> str | None:
+    """Output of `head`, of which scripts take one line."""
+    if arguments and not _ONE_LINE.fullmatch(" ".join(arguments)):
+        return None
+    return text.partition("\n")[0] + "\n"
+
+
+def _last_line(arguments: list[str], text: str) -> str | None:
+    """Output of `tail -n 1`."""
+    if not _ONE_LINE.fullmatch(" ".join(arguments)):
+        return None
+    return "".join(text.splitlines(keepends=True)[-1:])
+
+
+def _on_one_line(arguments: list[str], text: str) -> str | None:
+    """Output of `xargs` without a command: all words on one line."""
+    return None if arguments else " ".join(text.split()) + "\n"
+
+
+def _reversed(arguments: list[str], text: str) -> str | None:
+    """Output of `rev`: each line backwards."""
+    return None if arguments else "".join(f"{line[::-1]}\n" for line in text.splitlines())
+
+
+def _translated(arguments: list[str], text: str) -> str | None:
+    """Output of `tr A B` for single characters, and of `tr -d` for characters that are listed one by one."""
+    if len(arguments) != 2:
+        return None
+    old, new = (argument.replace("\\n", "\n") for argument in arguments)
+    if old != "-d":
+        return text.replace(old, new) if len(old) == len(new) == 1 else None
+    # Ranges and classes stand for characters that are not listed.
+    if re.search(r"\w-\w|\[|\\[^n]", arguments[1]):
+        return None
+    return "".join(character for character in text if character not in new)
+
+
+def _field(arguments: list[str], text: str) -> str | None:
+    """Output of `cut -d , -f 2`: one field of each line, empty where the line has fewer."""
+    options = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments))
+    if options is None:
+        return None
+    separator, number = options[1], int(options[2])
+    lines = []
+    for line in text.splitlines():
+        fields = line.split(separator)
+        lines.append(fields[number - 1] if len(fields) >= number else "")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _sorted(arguments: list[str], text: str) -> str | None:
+    """Output of `sort` or `sort -u`."""
+    lines = text.splitlines()
+    if arguments not in ([], ["-u"]):
+        return None
+    return "".join(f"{line}\n" for line in sorted(set(lines) if arguments else lines))
+
+
+def _without_repeats(arguments: list[str], text: str) -> str | None:
+    """Output of `uniq`, which leaves out lines that repeat the one before."""
+    return None if arguments else "".join(f"{line}\n" for line, _ in groupby(text.splitlines()))
 
 
 def _columns(arguments: list[str], text: str) -> str | None:
@@ -228,3 +266,22 @@ def _replaced(arguments: list[str], text: str) -> str | None:
         return None
     times = -1 if program[4] else 1
     return "".join(line.replace(program[2], program[3], times) for line in text.splitlines(keepends=True))
+
+
+_FILTERS: Final[dict[str, Callable[[list[str], str], str | None]]] = {
+    "awk": _columns,
+    "bc": _calculated,
+    "cut": _field,
+    "grep": _matches,
+    "head": _first_line,
+    "rev": _reversed,
+    "sed": _replaced,
+    "sort": _sorted,
+    "tail": _last_line,
+    "tr": _translated,
+    "uniq": _without_repeats,
+    "wc": _counted,
+    "xargs": _on_one_line,
+}
+"""Commands that read the output of the one before: each is given its arguments and that text, and returns None for
+forms whose output is not known."""
