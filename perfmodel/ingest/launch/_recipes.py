@@ -23,7 +23,7 @@ from perfmodel.ingest.launch._user_scripts import may_be_read, user_script
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.shell import Command
 
-_LOOKS_LIKE_ONE: Final = re.compile(
+_NAMES_A_RECIPE: Final = re.compile(
     r"torchtitan|run_train\.sh|\bnemo\s+llm\s|--recipe\b|/pretrain_\w+\.py[\s\S]*--config-file|\blitgpt\s"
     r"|setup_experiment\.py|--config-name"
 )
@@ -53,7 +53,7 @@ def recipe_command(
     # Following a script costs time; most scripts have none of these words.
     beside = Neighbours(Path(place).parent)
     programs = dict.fromkeys(_PROGRAM.findall(text))
-    if not _LOOKS_LIKE_ONE.search(text) and not any(_is_read_script(name, beside) for name in programs):
+    if not _NAMES_A_RECIPE.search(text) and not any(_is_read_script(name, beside) for name in programs):
         return None
     script, job = followed_script(text, place, arguments, variables)
     neighbours = Neighbours(Path(place).parent, script.files)
@@ -73,10 +73,10 @@ def recipe_command(
             f"{len(arguments_of_runs)} training commands have different arguments; perfmodel reads the first, "
             f"on line {line}"
         )
-    world = _world(command, job)
-    if not source.devices and "note.devices" in world:
-        notes.append(world["note.devices"])
-    return replace(source, devices=source.devices or world.get("devices"), notes=tuple(notes)), form
+    job_devices = _devices_of_job(command, job)
+    if not source.devices and "note.devices" in job_devices:
+        notes.append(job_devices["note.devices"])
+    return replace(source, devices=source.devices or job_devices.get("devices"), notes=tuple(notes)), form
 
 
 def _texts(command: Command) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def _settings(command: Command) -> dict[str, Entry]:
     return settings
 
 
-def _world(command: Command, job: Mapping[str, int]) -> Fields:
+def _devices_of_job(command: Command, job: Mapping[str, int]) -> Fields:
     """Devices of the job, by the launcher before the program, variables or the scheduler, or why they are unknown."""
     settings: dict[str, Any] = {}
     for name, entry in _flags(command).items():

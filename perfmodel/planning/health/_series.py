@@ -1,6 +1,7 @@
 """Analyses the step times of a log: warm-up, typical step, stalls and their occasions, drift."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Final, Literal
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest.logs import TrainingLog
+from perfmodel.ingest.logs import LoggedStep, TrainingLog
 
 StallKind = Literal["checkpoint", "evaluation", "periodic", "irregular"]
 _REPORTED: Final[tuple[StallKind, ...]] = ("checkpoint", "evaluation")
@@ -143,35 +144,18 @@ def step_series(
     Raises:
         PerfModelError: the log has fewer than `LEAST_STEPS` lines with a time after the warm-up.
     """
-    # A batch that is ramped up makes steps longer: only those at the final batch are of the job.
-    batches = [step.global_batch for step in log.steps if step.global_batch]
-    final_batch = batches[-1] if batches else None
-    timed = []
-    for step in log.steps:
-        step_s = step.seconds_of(tokens_per_step, devices, global_batch)
-        if step_s is not None and step.global_batch in (None, final_batch):
-            timed.append((step, step_s))
-    if len(timed) < LEAST_STEPS + 1:
-        raise PerfModelError(
-            f"{log.path}: {len(timed)} lines give the time of a step; a check needs at least {LEAST_STEPS + 1}. Give a "
-            "longer log"
-        )
+    timed = _timed_steps(log, tokens_per_step, devices, global_batch)
     steps = np.array([step.step for step, _ in timed])
     seconds = np.array([seconds for _, seconds in timed])
+    clock_s = np.array([np.nan if step.clock_s is None else step.clock_s for step, _ in timed])
     covered = _covered(steps)
+
+    # Pauses between steps show by the clock, or the log states them.
+    has_clock = log.format not in _MOVING_CLOCKS and not np.isnan(clock_s).all()
+    pauses_s = _pauses(clock_s, seconds, covered) if has_clock else _stated_pauses(log, steps, covered)
 
     # Split off the warm-up, but leave enough lines to say something.
     warm = min(_warm_up(seconds), len(seconds) - LEAST_STEPS)
-    pauses_s = _pauses(
-        np.array([np.nan if s.clock_s is None else s.clock_s for s, _ in timed]),
-        seconds,
-        covered,
-    )
-    if log.format in _MOVING_CLOCKS:
-        pauses_s = np.zeros_like(pauses_s)
-    has_clock = log.format not in _MOVING_CLOCKS and any(step.clock_s is not None for step, _ in timed)
-    if not has_clock:
-        pauses_s = pauses_s + _stated_pauses(log, steps, covered)
     steps_after = steps[warm:]
     seconds_after = seconds[warm:]
     covered_after = covered[warm:]
@@ -193,12 +177,6 @@ def step_series(
     usual_s = float(np.median(usual_seconds))
     total = float(covered_after.sum())
     stalls = _stalls(log, steps_after, covered_after, lost_s, total, save_every)
-    # Without a clock, pauses between steps that the log does not time leave no trace.
-    timed_kinds = {stall.kind for stall in stalls}
-    untimed_events = 0
-    for event in log.events:
-        if not has_clock and event.kind in _REPORTED and event.seconds is None:
-            untimed_events += event.kind not in timed_kinds
     return StepSeries(
         steps=tuple(steps_after.tolist()),
         seconds=seconds_after,
@@ -213,8 +191,35 @@ def step_series(
         small_batch=_small_batch(log, tokens_per_step, devices, global_batch),
         restarts=log.count("restart"),
         skipped_steps=sum(step.skipped_steps for step in log.steps) + log.count("overflow"),
-        untimed_events=untimed_events,
+        untimed_events=0 if has_clock else _untimed_events(log, stalls),
     )
+
+
+def _timed_steps(
+    log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int
+) -> list[tuple[LoggedStep, float]]:
+    """Steps of the job whose time the log gives, with their seconds (raises `PerfModelError` if they are too few)."""
+    # A batch that is ramped up makes steps longer: only those at the final batch are of the job.
+    batches = [step.global_batch for step in log.steps if step.global_batch]
+    final_batch = batches[-1] if batches else None
+    timed = []
+    for step in log.steps:
+        step_s = step.seconds_of(tokens_per_step, devices, global_batch)
+        if step_s is not None and step.global_batch in (None, final_batch):
+            timed.append((step, step_s))
+    if len(timed) < LEAST_STEPS + 1:
+        raise PerfModelError(
+            f"{log.path}: {len(timed)} lines give the time of a step; a check needs at least {LEAST_STEPS + 1}. Give a "
+            "longer log"
+        )
+    return timed
+
+
+def _untimed_events(log: TrainingLog, stalls: Sequence[Stalls]) -> int:
+    """Number of checkpoints and evaluations that leave no trace in a log without a clock."""
+    timed_kinds = {stall.kind for stall in stalls}
+    untimed_kinds = set(_REPORTED) - timed_kinds
+    return sum(event.kind in untimed_kinds and event.seconds is None for event in log.events)
 
 
 def _small_batch(log: TrainingLog, tokens_per_step: float, devices: int, global_batch: int) -> SmallBatch | None:

@@ -177,7 +177,7 @@ class _Protocol(NamedTuple):
 
 
 def collective_time(
-    kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, c: LinkConstants, algorithm: str = ""
+    kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, link: LinkConstants, algorithm: str = ""
 ) -> Array:
     """Seconds of one kind of collective on `ranks` ranks, `ranks_per_node` per node; 0 for one rank.
 
@@ -185,18 +185,19 @@ def collective_time(
     (a smooth maximum fits the tables best); between nodes it adds to it. `algorithm`: the one of `ALGORITHMS` that the
     run is held to; by default, and where the kind has no such choice, the fastest.
     """
-    xp = namespace(buffer_bytes, ranks, ranks_per_node, c.bandwidth_inside, c.bandwidth_between, c.hop_inside_s)
-    n, r = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
-    nodes = xp.maximum(n / r, 1.0)
+    rates = link.bandwidth_inside, link.bandwidth_between
+    xp = namespace(buffer_bytes, ranks, ranks_per_node, *rates, link.hop_inside_s)
+    ranks, per_node = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
+    nodes = xp.maximum(ranks / per_node, 1.0)
 
     # 1 from two nodes, and from two ranks of a node, on; in between differentiable
     several = xp.minimum(nodes - 1.0, 1.0)
-    local = xp.minimum(r - 1.0, 1.0)
-    inside, between = _bandwidths(kind, xp, r, nodes, c)
+    local = xp.minimum(per_node - 1.0, 1.0)
+    inside, between = _bandwidths(kind, xp, per_node, nodes, link)
 
     # Every algorithm with every protocol that it may use; a smooth minimum over all of them, as libraries choose by
     # the same estimate (`ncclTopoGetAlgoTime`).
-    algorithms, best = _algorithms(kind, xp, n, r, nodes, c), None
+    algorithms, best = _algorithms(kind, xp, ranks, per_node, nodes, link), None
     for name, work in algorithms.items():
         if algorithm in algorithms and algorithm != name:
             continue
@@ -206,10 +207,10 @@ def collective_time(
         # what LL sends is flags. No steeper than that more ranks, and smaller messages, still take longer.
         asks = 1.0
         if name:
-            wire_bytes = 2 * (buffer_bytes if is_tree else buffer_bytes / n)
-            asks = 1 + 1 / (1 + (c.eager_bytes / wire_bytes) ** ASKS)
+            wire_bytes = 2 * (buffer_bytes if is_tree else buffer_bytes / ranks)
+            asks = 1 + 1 / (1 + (link.eager_bytes / wire_bytes) ** ASKS)
         sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
-        for number, protocol in enumerate(_protocols(kind, name, xp, local, several, c)):
+        for number, protocol in enumerate(_protocols(kind, name, xp, local, several, link)):
             hops_near, hops_far = work.hops_inside, work.hops_between
             is_low_latency = number == 1
             if is_low_latency and kind == "broadcast":
@@ -219,8 +220,8 @@ def collective_time(
             # Latency: hops one after another. What a cluster states beyond the usual latency is kept apart from it.
             near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
             latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
-            shift_s = hops_near * _shift(xp, near_s, c.shift_inside_s, c.usual_inside_s)
-            shift_s = shift_s + hops_far * _shift(xp, far_s, c.shift_between_s, c.usual_between_s)
+            shift_s = hops_near * _shift(xp, near_s, link.shift_inside_s, link.usual_inside_s)
+            shift_s = shift_s + hops_far * _shift(xp, far_s, link.shift_between_s, link.usual_between_s)
 
             # Transfer: both tiers carry the same data at the same time, so that the slower one sets the pace.
             inside_s = work.volume_inside * buffer_bytes / (inside * protocol.share)
@@ -232,7 +233,7 @@ def collective_time(
             best = time_s if best is None else smaller(best, time_s)
 
     # a group of one rank takes no time at all
-    return (c.launch_s + best) * xp.minimum(n - 1.0, 1.0)
+    return (link.launch_s + best) * xp.minimum(ranks - 1.0, 1.0)
 
 
 def peers_of(ranks: Array) -> Array:
@@ -240,88 +241,126 @@ def peers_of(ranks: Array) -> Array:
     return namespace(ranks).clip(ranks - 1.0, 1.0, REFERENCE_PEERS)
 
 
-def _bandwidths(kind: str, xp: ModuleType, r: Array, nodes: Array, c: LinkConstants) -> tuple[Array, Array]:
+def _bandwidths(kind: str, xp: ModuleType, per_node: Array, nodes: Array, link: LinkConstants) -> tuple[Array, Array]:
     """Bytes/s of one rank inside its node, by its peers there, and between nodes, by their number."""
     # In a mesh the rate stated is that with all peers; on a bridge, which ranks share, that with one.
-    peers = peers_of(r)
-    inside = c.bandwidth_inside * (peers / xp.where(c.peer_exponent < 0, 1, REFERENCE_PEERS)) ** c.peer_exponent
-    between = c.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -c.node_exponent
+    stated_peers = xp.where(link.peer_exponent < 0, 1, REFERENCE_PEERS)
+    inside = link.bandwidth_inside * (peers_of(per_node) / stated_peers) ** link.peer_exponent
+    between = link.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -link.node_exponent
     if kind == "send_recv":
         channels_left = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
-        between = between * (c.neighbour_share + (1 - c.neighbour_share) * channels_left)
+        between = between * (link.neighbour_share + (1 - link.neighbour_share) * channels_left)
     return inside, between
 
 
 def _protocols(
-    kind: str, name: str, xp: ModuleType, local: Array, several: Array, c: LinkConstants
+    kind: str, name: str, xp: ModuleType, local: Array, several: Array, link: LinkConstants
 ) -> tuple[_Protocol, ...]:
     """Protocols that an algorithm may use: full bandwidth, then low latency and lines."""
     # switches that reduce have the bandwidth protocol alone
     if name in SIMPLE_ONLY:
-        return (_Protocol(c.hop_switch_s, c.hop_between_full_s, 1.0, FULL_START_S),)
+        return (_Protocol(link.hop_switch_s, link.hop_between_full_s, 1.0, FULL_START_S),)
 
     # A ring over nodes of several ranks crosses the network at different ranks for each of its channels, which divides
     # the latency; and every step of it waits for a message to be handed to the network.
     ring = name == "ring"
     spread = 1 - (1 - SPREAD) * local if ring else 1.0
-    post_s = c.post_s * several if ring and kind != "broadcast" else 0.0
+    post_s = link.post_s * several if ring and kind != "broadcast" else 0.0
 
     # messages of pairs have one protocol between nodes
-    quick_s = c.hop_between_full_s if kind in PAIRS else c.hop_between_s
+    quick_s = link.hop_between_full_s if kind in PAIRS else link.hop_between_s
     both_protocols = (
-        _Protocol(xp.maximum(c.hop_inside_full_s, FULL_POSTS * post_s), c.hop_between_full_s, 1.0, FULL_START_S),
-        _Protocol(xp.maximum(c.hop_inside_s, post_s), quick_s * spread, c.low_latency_share, 0.0),
+        _Protocol(xp.maximum(link.hop_inside_full_s, FULL_POSTS * post_s), link.hop_between_full_s, 1.0, FULL_START_S),
+        _Protocol(xp.maximum(link.hop_inside_s, post_s), quick_s * spread, link.low_latency_share, 0.0),
     )
     if kind in PAIRS:
         return both_protocols
 
     # Lines: where the links do not carry them their time is out of reach instead, so that shapes stay those of arrays.
-    share = xp.where(c.line_share > 0, c.line_share, 1.0)
-    no_lines_s = xp.where(c.line_share > 0, 0.0, IMPOSSIBLE_S)
-    line_s = xp.maximum(c.hop_inside_line_s, post_s)
-    return (*both_protocols, _Protocol(line_s, c.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
+    share = xp.where(link.line_share > 0, link.line_share, 1.0)
+    no_lines_s = xp.where(link.line_share > 0, 0.0, IMPOSSIBLE_S)
+    line_s = xp.maximum(link.hop_inside_line_s, post_s)
+    return (*both_protocols, _Protocol(line_s, link.hop_between_line_s * spread, share, LINE_START_S + no_lines_s))
 
 
-def _algorithms(kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: LinkConstants) -> dict[str, _Algorithm]:
-    """Work of each algorithm of a kind on `n` ranks, `r` to a node."""
-    share, several = (n - 1) / n, xp.minimum(nodes - 1.0, 1.0)
+def _algorithms(
+    kind: str, xp: ModuleType, ranks: Array, per_node: Array, nodes: Array, link: LinkConstants
+) -> dict[str, _Algorithm]:
+    """Work of each algorithm of a kind on a number of ranks, `per_node` of them on each node."""
+    share, several = (ranks - 1) / ranks, xp.minimum(nodes - 1.0, 1.0)
     # 0 where every rank of the group has a node to itself
-    local = xp.minimum(r - 1, 1.0)
+    local = xp.minimum(per_node - 1, 1.0)
 
     # Hops of a ring: once around, of which one per node crosses the network. Of a tree: along the ranks of a node, or
     # through a tree of them where that is shorter, and up the tree of nodes.
-    ring_in, ring_out = n - nodes, nodes * several
-    tree_in = smaller(r - 1, 2 * xp.log2(r))
+    ring_in, ring_out = ranks - nodes, nodes * several
+    tree_in = smaller(per_node - 1, 2 * xp.log2(per_node))
     tree_out = xp.log2(nodes)
-    if kind == "all_reduce":
-        # reduce, then distribute: every hop and every byte twice
-        # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
-        tree_volume = xp.minimum(nodes - 1, 2.0)
-        # a switch that reduces gets every rank's buffer once and sends the sum once
-        switched, no_switch_s = _reduced(xp, c.switch_share)
-        networked, no_network_s = _reduced(xp, c.network_share)
-        ring_volume = 2 * share * several / r
-        reduced_bytes = 2 * share * local
-        summed = switched * local
-        no_collnet_s = no_switch_s + no_network_s
-        return {
-            "ring": _Algorithm(2 * ring_in, 2 * ring_out, reduced_bytes, ring_volume),
-            "tree": _Algorithm(2 * tree_in, 2 * tree_out, reduced_bytes, tree_volume / r / c.tree_share),
-            "nvls": _Algorithm(2 * local, 2 * ring_out, summed, ring_volume, no_switch_s),
-            "nvls_tree": _Algorithm(2 * local, 2 * tree_out, summed, tree_volume / r, no_switch_s),
-            "collnet": _Algorithm(2 * local, 2 * several, summed, networked * several / r, no_collnet_s),
-        }
-    if kind in ("all_gather", "reduce_scatter"):
-        return {"ring": _Algorithm(ring_in, ring_out, share * local, share * several / r)}
-    if kind == "all_to_all":
-        # sends to all peers are posted at once; what stays in the node does not load its adapters
-        peers_s = (n - r) * c.peer_s
-        return {"": _Algorithm(local * (1 + POSTED * (r - 1)), several, (r - 1) / n, (n - r) / n, peers_s)}
-    if kind == "send_recv":
-        return {"": _Algorithm(local * (1 - several), several, local * (1 - several), several)}
+    match kind:
+        case "all_reduce":
+            return _reductions(xp, share, per_node, nodes, (ring_in, ring_out), (tree_in, tree_out), link)
+        case "all_gather" | "reduce_scatter":
+            ring = _Algorithm(
+                hops_inside=ring_in,
+                hops_between=ring_out,
+                volume_inside=share * local,
+                volume_between=share * several / per_node,
+            )
+            return {"ring": ring}
+        case "all_to_all":
+            # sends to all peers are posted at once; what stays in the node does not load its adapters
+            pairwise = _Algorithm(
+                hops_inside=local * (1 + POSTED * (per_node - 1)),
+                hops_between=several,
+                volume_inside=(per_node - 1) / ranks,
+                volume_between=(ranks - per_node) / ranks,
+                other_s=(ranks - per_node) * link.peer_s,
+            )
+            return {"": pairwise}
+        case "send_recv":
+            in_node = local * (1 - several)
+            return {"": _Algorithm(in_node, several, volume_inside=in_node, volume_between=several)}
+    # a broadcast passes the whole buffer on, around or down
+    volumes = {"volume_inside": local, "volume_between": several / per_node}
     return {
-        "ring": _Algorithm(ring_in, ring_out, local, several / r),
-        "tree": _Algorithm(tree_in, tree_out, local, several / r),
+        "ring": _Algorithm(ring_in, ring_out, **volumes),
+        "tree": _Algorithm(tree_in, tree_out, **volumes),
+    }
+
+
+def _reductions(
+    xp: ModuleType,
+    share: Array,
+    per_node: Array,
+    nodes: Array,
+    ring_hops: tuple[Array, Array],
+    tree_hops: tuple[Array, Array],
+    link: LinkConstants,
+) -> dict[str, _Algorithm]:
+    """Work of the algorithms of an all-reduce, which reduce, then distribute: every hop and every byte twice.
+
+    Args:
+        share: of the buffer that a rank gets from others.
+        ring_hops, tree_hops: inside and between nodes, one way.
+    """
+    several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(per_node - 1, 1.0)
+    (ring_in, ring_out), (tree_in, tree_out) = ring_hops, tree_hops
+    ring_volume = 2 * share * several / per_node
+    # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
+    tree_volume = xp.minimum(nodes - 1, 2.0)
+    in_pairs = 2 * share * local
+
+    # a switch that reduces gets every rank's buffer once and sends the sum once
+    switched, no_switch_s = _reduced(xp, link.switch_share)
+    networked, no_network_s = _reduced(xp, link.network_share)
+    in_switch = switched * local
+    no_collnet_s = no_switch_s + no_network_s
+    return {
+        "ring": _Algorithm(2 * ring_in, 2 * ring_out, in_pairs, ring_volume),
+        "tree": _Algorithm(2 * tree_in, 2 * tree_out, in_pairs, tree_volume / per_node / link.tree_share),
+        "nvls": _Algorithm(2 * local, 2 * ring_out, in_switch, ring_volume, no_switch_s),
+        "nvls_tree": _Algorithm(2 * local, 2 * tree_out, in_switch, tree_volume / per_node, no_switch_s),
+        "collnet": _Algorithm(2 * local, 2 * several, in_switch, networked * several / per_node, no_collnet_s),
     }
 
 

@@ -243,10 +243,11 @@ def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> n
         no_guide: first parts of series that are kept as they are between nodes, since nothing is learned from
             them for other clusters.
     """
-    return judged(rows, no_guide)[0]
+    reasons, _ = reasons_to_set_aside(rows, no_guide)
+    return reasons
 
 
-def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
+def reasons_to_set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
     """The reasons of `set_aside`, and whether the reason is a rate far below the links.
 
     Returns:

@@ -13,7 +13,7 @@ from perfmodel.cost.learn.collectives import expert_exchanges as moe
 from perfmodel.cost.learn.collectives._fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
 from perfmodel.cost.learn.collectives._physics_fit import fit_between, physical_time
 from perfmodel.cost.learn.collectives._price import LARGE, CollectivePrices, predict_collective_rows
-from perfmodel.cost.learn.collectives._rows import CollectiveRows, collective_rows, counted, judged
+from perfmodel.cost.learn.collectives._rows import CollectiveRows, collective_rows, counted, reasons_to_set_aside
 from perfmodel.cost.learn.collectives._weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
 from perfmodel.cost.learn.intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
@@ -49,7 +49,7 @@ def usable(
 
     # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a robust fit
     no_guide = (*sources.unhealthy, *((name,) for name in sources.physics_only))
-    reason, slow = judged(rows, no_guide)
+    reason, slow = reasons_to_set_aside(rows, no_guide)
     slow &= sources.keep_slow
     rows = replace(rows, slow=slow)
     return rows.take((reason == "") | slow), exchanges, counted(rows, np.where(slow, "", reason))
