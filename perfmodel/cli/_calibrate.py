@@ -37,6 +37,7 @@ def add_command(commands: Any) -> None:
         "calibrate",
         help="measure kernels and collectives on this machine; suggest which run to make; compare two calibrations",
     )
+    # What is measured, with which library, and where the tables go.
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
     command.add_argument(
@@ -56,6 +57,7 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="print the remaining device-minutes without measuring",
     )
+    # Launchers set most of these in the environment; the flags are for processes that nobody launches.
     nodes = command.add_argument_group(
         "several nodes",
         "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md",
@@ -84,6 +86,7 @@ def add_command(commands: Any) -> None:
         metavar="S",
         help="seconds to wait for all processes (default 120)",
     )
+    # Without a plan of the user's own, one is made of the events of a model's layouts.
     model = command.add_argument_group("a plan made for a model, instead of --plan")
     add_job_file(command, positional=False, layout=True)
     add_problem(model)
@@ -98,6 +101,7 @@ def add_command(commands: Any) -> None:
     _for_decision.add_flags(command)
     add_json(command)
     command.set_defaults(run=_execute)
+    # `calibrate diff A B` has positional arguments, which the command itself has not: a command of its own below it.
     kinds = command.add_subparsers(dest="kind", metavar="diff")
     diff = kinds.add_parser("diff", help="compare two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")

@@ -25,6 +25,7 @@ _SWEPT_EVERY: Final = 4
 
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Add all flags but the script."""
+    # The job as the script sees it, and the ranks that really run.
     command.add_argument(
         "--world-size",
         type=int,
@@ -43,6 +44,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="real ranks exchange no data; they only wait for one another",
     )
+    # How emulated ranks answer: inside the real ranks' processes, or with messages over a network.
     command.add_argument(
         "--wire",
         action="store_true",
@@ -60,6 +62,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="K",
         help="group identical ranks (after two trial iterations) and run one per group, K at a time",
     )
+    # How long collectives take. A table or function of the user's own replaces the calibration.
     command.add_argument(
         "--calibration",
         type=Path,
@@ -97,6 +100,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         positional=False,
         layout=True,
     )
+    # What goes wrong on emulated ranks: slow ones, ones that vary, one that dies.
     command.add_argument(
         "--straggler",
         type=float,
@@ -115,6 +119,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="RANK@CALL",
         help="make an emulated rank fail at the CALL-th collective of all ranks",
     )
+    # One run of the script tries all delays of a sweep, a few iterations each.
     command.add_argument(
         "--sweep",
         metavar="KIND=FIRST:LAST:COUNT",
@@ -129,6 +134,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
     command.add_argument("--seed", type=int, default=0, help="seed of the jitter (default 0)")
+    # How the run itself is carried out and written down.
     command.add_argument(
         "--pin",
         action="store_true",
@@ -142,6 +148,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="stop if a rank makes no call for this long",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and the timeline (Perfetto)")
+    # A model and a layout make the same step a prediction, to compare with.
     command.add_argument(
         "--model",
         help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction",

@@ -26,6 +26,7 @@ def add_command(commands: Any) -> None:
         "fit",
         help="train cost models from tables of measurements, of runs, or from a profile",
     )
+    # What is fitted to: tables of kernels and collectives, whole runs, logs of runs, a profile.
     command.add_argument(
         "tables", nargs="*", type=Path, metavar="TABLE", help="table of measurements (csv, csv.gz or parquet)"
     )
@@ -54,12 +55,14 @@ def add_command(commands: Any) -> None:
         metavar="SECONDS",
         help="with --profile: seconds of a step without the profiler",
     )
+    # Runs and profiles correct a calibration; tables make one.
     command.add_argument(
         "--base",
         type=Path,
         metavar="DIR",
         help="calibration that --runs, --log or --profile corrects (default: TABLEs, else the shipped one)",
     )
+    # Published runs say nothing of the user's own machine: they give what holds for a site that nobody has measured.
     command.add_argument(
         "--sites",
         action="store_true",

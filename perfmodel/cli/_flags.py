@@ -122,6 +122,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
     """Add the flags for model, cluster (or `clusters`), job and launch file."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
+    # Comparing clusters needs several, each with its number of devices.
     if clusters:
         command.add_argument(
             "--clusters",
@@ -143,6 +144,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
             metavar="N",
             help="devices used (default: what the layout needs)",
         )
+    # A search may rank several batches together; everything else predicts one.
     if batches:
         command.add_argument(
             "--global-batch",
@@ -155,6 +157,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
     add_dtype(command)
+    # What the step computes and in which precision. Whatever is left out, the framework decides.
     command.add_argument(
         "--mode", choices=("train", "inference"), help="predict a training step or a forward pass (default train)"
     )
@@ -180,6 +183,7 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         metavar="M[,M...]",
         help=f"modules for recompute=selective: {', '.join(get_args(RecomputeModule))} (default: core_attn)",
     )
+    # Fine-tuning.
     command.add_argument(
         "--freeze",
         choices=("embedding", "all"),

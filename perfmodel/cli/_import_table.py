@@ -37,6 +37,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help="files of ranks or repeats, or JAX's log directory",
     )
+    # What is written: rows of a table, a trace to compare with, or both.
     command.add_argument("--out", type=Path, metavar="TABLE", help="table to write (csv, csv.gz, parquet)")
     command.add_argument(
         "--timeline",
@@ -45,6 +46,7 @@ def add_command(commands: Any) -> None:
         help="trace to write (json or json.gz), for compare",
     )
     command.add_argument("--kind", default="", help="keep only rows of this kind: compute or collective")
+    # What logs of benchmarks leave out, or get wrong, the user states.
     command.add_argument(
         "--device",
         default="",

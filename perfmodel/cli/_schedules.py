@@ -57,6 +57,7 @@ def add_command(commands: Any) -> None:
         "schedules", help="compare pipeline schedules: time, bubble, memory, staleness"
     )
     add_pipeline(command)
+    # Stages that all take the same time, in units of the user's choice.
     command.add_argument(
         "--micro-batches", type=int, default=16, metavar="M", help="micro-batches per step (default 16)"
     )
@@ -66,6 +67,7 @@ def add_command(commands: Any) -> None:
         help="times of a chunk's forward pass, input gradient and weight gradient, such as 1,1,1",
     )
     add_job_file(command, positional=False, layout=True)
+    # Or the stages of a model on a cluster, in seconds.
     command.add_argument(
         "--model",
         help="predict this model (or JOB.toml) instead of equal stages; needs --cluster, --layout and --global-batch",
@@ -77,6 +79,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
     add_dtype(command)
+    # An order of the user's own limit on memory, and what stale weights do to training.
     command.add_argument(
         "--optimise",
         type=int,

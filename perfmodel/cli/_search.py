@@ -52,6 +52,7 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="end with the launch script of the recommended layout, for the framework of --framework or --from",
     )
+    # The best layout in other forms: a launch file, a trace, a picture.
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument(
         "--export",

@@ -35,6 +35,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     add_goal(command)
     add_reliability(command)
     add_min_fit(command)
+    # Layouts may be ranked by what is lost if the prediction is wrong, instead of by the prediction.
     command.add_argument(
         "--robust",
         nargs="?",
@@ -43,6 +44,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
         metavar="ORDER",
         help="regret: expected regret (default); upper: end of the 90 %% interval; best: probability of being best",
     )
+    # Long searches: several processes, several machines, and going on after an interrupt.
     command.add_argument(
         "--workers",
         type=int,
@@ -121,6 +123,7 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         metavar="COMPARISON",
         help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
     )
+    # Objectives in money or energy need figures that no catalog knows for certain.
     command.add_argument(
         "--price",
         dest="price_per_device_hour",

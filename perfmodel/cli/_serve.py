@@ -42,6 +42,7 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="number of devices for the layouts of --sweep",
     )
+    # What the server is asked: lengths of prompts and answers, and how many at once.
     command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="length of each prompt")
     command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="length of each answer")
     command.add_argument(
@@ -57,6 +58,7 @@ def add_command(commands: Any) -> None:
         choices=("continuous", "static"),
         help="continuous: a new request starts when another ends; static: all start and end together",
     )
+    # Element types: of products, and of what lies in memory, which may be narrower.
     command.add_argument(
         "--dtype",
         type=dtype_name,
@@ -77,6 +79,7 @@ def add_command(commands: Any) -> None:
         metavar="TYPE",
         help="element type of the key-value cache, e.g. fp8 (default: 16 bits)",
     )
+    # Limits decide how many requests are in flight, unless --batch does.
     for flag, description in (("ttft", "time to first token"), ("tpot", "time per output token")):
         command.add_argument(
             f"--{flag}-limit",

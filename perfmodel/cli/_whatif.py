@@ -118,6 +118,7 @@ def add_design(commands: Any) -> None:
         question.set_defaults(run=reporting(_design, _show_design))
         return question
 
+    # Which part is worth an upgrade, with the best layout of each machine.
     upgrade = ask(
         "upgrade",
         "find the part of the machine to upgrade first, with the best layout for each upgrade",
@@ -137,6 +138,7 @@ def add_design(commands: Any) -> None:
         metavar="NAME=MONEY",
         help="price of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
     )
+    # The other questions turn one figure until the answer changes: memory, devices, or a parameter of the machine.
     memory = ask("memory", "find the device memory that a layout needs to fit")
     add_layout(memory)
     devices = ask("devices", "find the fewest devices, up to --devices, that reach a step time")

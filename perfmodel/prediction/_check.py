@@ -76,9 +76,11 @@ def hosted(cluster: Cluster, layout: Layout) -> Layout:
     Raises:
         LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce gradients over them.
     """
+    # A pipeline on nodes of one kind needs no further check.
     layout = cluster.hosting(layout)
     if layout.kinds is None or len(set(layout.kinds)) == 1:
         return layout
+    # Bidirectional schedules hold each stage on two ranks, which add up its gradients.
     scheduler = get_schedule(layout.effective_schedule)
     stage_map = scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp))
     for stage in range(int(stage_map.max()) + 1):

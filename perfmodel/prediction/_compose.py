@@ -128,7 +128,7 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
 
 
 def composed(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutTerms]:
-    """Terms of each layout.
+    """What the durations of each layout follow from.
 
     Raises:
         LayoutError: the model does not divide as a layout asks.

@@ -52,6 +52,7 @@ class Pipeline:
             paths.transit,
             paths.cycle,
         )
+        # A file on disk holds one array: sizes tell where each of the others begins.
         flat = [np.asarray(array, float).reshape(-1) for array in arrays]
         return np.concatenate([np.array(sizes, float), *flat])
 

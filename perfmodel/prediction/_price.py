@@ -191,6 +191,7 @@ def _sustained_share(problem: StepProblem) -> float:
     device, job = problem.cluster.device, problem.job
     if not has_power_law(device):
         return 1.0
+    # The kernels of a whole model's step on one device, and how often each of them runs.
     micro_batch = ceil(_FULL_TOKENS / job.seq_len)
     setting = replace(problem.setting, job=replace(job, global_batch=micro_batch))
     blocks = shard_events(setting, Layout(micro_batch=micro_batch))
@@ -202,6 +203,7 @@ def _sustained_share(problem: StepProblem) -> float:
         if isinstance(op, KernelOp) and count > 0:
             ops.append(op)
             op_counts.append(count)
+    # Corrections that depend on this share cannot be part of it.
     alone = times_alone(problem, ops)
     alone = kernels_of_framework(problem, ops, alone)
     return sustained_share(device, ops, np.array(op_counts), alone.time_s)

@@ -103,11 +103,13 @@ def compare_schedules(
         calibration, site, strict: as in `predict`.
         global_batch, seq_len, dtype, devices, job, framework, of_job: as in `problem`.
     """
+    # A job file in place of a model may bring its layout; the schedules to compare replace the one in it.
     if not layout:
         file = catalog.unfiled(model)
         layout = layout if file is None else file.layout
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
     compared = []
+    # `forward` is the order of inference, which has no backward to compare.
     names = schedules or [n for n in schedule_names() if n != "forward"]
     for done, name in enumerate(names):
         if progress:

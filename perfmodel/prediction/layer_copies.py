@@ -141,6 +141,7 @@ def copy_waits_s(problem: StepProblem, layout_batch: LayoutBatch) -> Float[np.nd
     waits_s = np.zeros((len(layout_batch.layouts), structure.n_classes))
     if not any(offloads_layers(problem, layout) for layout in layout_batch.layouts):
         return waits_s
+    # A copy hides behind the passes of the layers in its window; the rest of it is waited for.
     seconds_of_pass, kept_bytes = pass_s(problem, layout_batch), layout_batch.bytes.kept_bytes
     for lane, (layout, terms) in enumerate(zip(layout_batch.layouts, layout_batch.composed, strict=True)):
         if not layout.offload_layers:

@@ -135,8 +135,8 @@ def _predict_one(
     framework: Framework | None,
     site: Site,
     keep: Callable[[Case, Prediction], None] | None,
-) -> tuple[Any, ...]:
-    """Predict one row: its values of `COLUMNS`, or the reason why it cannot be predicted."""
+) -> dict[str, Any]:
+    """Predict one row: its values by `COLUMNS`, or the reason why it cannot be predicted."""
     site = replace(site, unstated=unstated_share(row))
     try:
         run = predict_run(row, calibration, site, framework)
@@ -150,27 +150,30 @@ def _predict_one(
     result = run.prediction
     if keep is not None:
         keep(run.case, result)
+    counter = counter_of(str(row.get("memory_kind") or ""), run.case.framework)
+    unknown_shares = result.uncertainty.unknown_shares
     events_variance = sum(sd**2 for name, sd in result.uncertainty.by_source.items() if name.startswith("events"))
-    return (
-        row["case_id"],
-        run.step_time_s,
-        run.step_time_lo_s,
-        run.step_time_hi_s,
-        run.memory_counted_bytes[counter_of(str(row.get("memory_kind") or ""), run.case.framework)],
-        run.fits,
-        None,
-        run.fits_probability,
-        result.tflops_per_device * result.step_time_s * 1e12,
+    return dict.fromkeys(COLUMNS) | {
+        "case_id": row["case_id"],
+        "predicted_iter_time_s": run.step_time_s,
+        "lo_s": run.step_time_lo_s,
+        "hi_s": run.step_time_hi_s,
+        "predicted_peak_memory_bytes": run.memory_counted_bytes[counter],
+        "fits": run.fits,
+        "fits_probability": run.fits_probability,
+        "model_flops_per_device": result.tflops_per_device * result.step_time_s * 1e12,
         # Quantities that the model cannot know, as shares of the step; the widths of intervals are fitted to these.
-        *(result.uncertainty.unknown_shares[name] for name in ("extrapolated", "host", "network")),
-        site.unstated,
-        GAUSS_90 * events_variance**0.5,
-        ", ".join(run.assumed) or None,
-        run.open_deviation,
-        len(run.completions),
-        run.case.cluster.device.architecture,
-        model_kind(run.case.model),
-    )
+        "extrapolated_share": unknown_shares["extrapolated"],
+        "host_share": unknown_shares["host"],
+        "network_share": unknown_shares["network"],
+        "unstated_share": site.unstated,
+        "events_half_width": GAUSS_90 * events_variance**0.5,
+        "assumed": ", ".join(run.assumed) or None,
+        "open_deviation": run.open_deviation,
+        "completions": len(run.completions),
+        "device_generation": run.case.cluster.device.architecture,
+        "model_kind": model_kind(run.case.model),
+    }
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
@@ -190,9 +193,9 @@ def unstated_share(row: Mapping[str, Any]) -> float:
     return min(1.0, open_settings / len(_SETTINGS))
 
 
-def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
-    cells = {"case_id": row["case_id"], "skipped_reason": reason}
-    return tuple(cells.get(name) for name in COLUMNS)
+def _unpredicted(row: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The values of a row that cannot be predicted: nothing but the reason."""
+    return dict.fromkeys(COLUMNS) | {"case_id": row["case_id"], "skipped_reason": reason}
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def row_labels(table: pd.DataFrame) -> pd.Series:
 
 
 def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
-    """Return a row per row of a file, with its prediction."""
+    """Measurements of one file, each with its prediction."""
     if is_runs(file):
         return _runs(read_rows(file), calibration, progress)
     table = read_table(file)
@@ -225,7 +225,7 @@ def _rows(file: Path, calibration: Path | None, progress: Report | None) -> pd.D
 
 
 def _runs(runs: pd.DataFrame, calibration: Path | None, progress: Report | None) -> pd.DataFrame:
-    """Return a row per run of a table, with its prediction."""
+    """Runs of a table, each with its prediction."""
     predicted = predict_cases(runs, calibration, progress)
 
     # Runs that crashed have a time now and then, which is not that of a step.

@@ -83,30 +83,31 @@ def fit_sites(
     # contain.
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
+
     # A source is predicted without what its own team taught: constants are those of all other teams.
-    clocked = lambda source: Site(  # noqa: E731
-        sustained=sustained_from(medians, source),
-        population=NEUTRAL,
-        left_out=team_key(source),
-    )
+    def clocked(source: str) -> Site:
+        return Site(sustained=sustained_from(medians, source), population=NEUTRAL, left_out=team_key(source))
+
+    # Then the model of sites, from the errors of step times, and the spread of memory, from those of peaks.
     known = site_runs(drawn_of_sources(timed, MOST), clocked, progress, undo=undo, looked_at=looked_at)
     fitted = fit_population(known, progress)
     with_memory = drawn_of_sources(pd.DataFrame(timed[np.isfinite(memory_bytes(timed))]), MOST_PEAKS)
     memory = fit_memory(with_memory, predict_cases(with_memory, progress=progress, site_of=clocked))
-    write_json(Path(out) / MEMORY_FILE, memory)
-    write_json(Path(out) / SUSTAINED_FILE, medians)
-    write_text(Path(out) / POPULATION_FILE, parameters_text(fitted))
-    write_text(Path(out) / CHECKSUMS_FILE, checksum_lines(Path(out)))
-    write_text(
-        Path(out) / POPULATION_CARD,
-        population_card(fitted) + (f"\n{more(fitted)}" if more else ""),
-    )
-    report = {
+
+    # Checksums are those of the JSON files that lie there by then.
+    folder = Path(out)
+    write_json(folder / MEMORY_FILE, memory)
+    write_json(folder / SUSTAINED_FILE, medians)
+    write_text(folder / POPULATION_FILE, parameters_text(fitted))
+    write_text(folder / CHECKSUMS_FILE, checksum_lines(folder))
+    card = population_card(fitted)
+    write_text(folder / POPULATION_CARD, f"{card}\n{more(fitted)}" if more else card)
+    return {
         "sustained": medians,
         "population": fitted.parameters,
         "memory": memory,
+        "skipped_files": ignored,
     }
-    return report | {"skipped_files": ignored}
 
 
 def drawn_runs(file: Path) -> pd.DataFrame:

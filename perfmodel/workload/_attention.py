@@ -8,7 +8,7 @@ from dataclasses import replace
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp, MemoryBound
 from perfmodel.spec import AdapterModule, Transformer
 from perfmodel.spec.parts import LatentAttention
-from perfmodel.workload._context_parallel import ContextPart, context_parallel
+from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
 from perfmodel.workload._piece import Piece, joined, memory, pointwise, recomputed
@@ -435,9 +435,7 @@ def _fused(
         causal=causal,
         window=window if window < seq_kv else 0,
     )
-    part = ContextPart(steps=(full_attention,))
-    if local.shard.cp > 1:
-        part = context_parallel(local, full_attention)
+    part = context_parallel(local, full_attention)
 
     # 8-bit attention takes and gives narrow tensors: casts before and after it, both ways.
     operand_casts: tuple[MemoryBound, ...] = ()

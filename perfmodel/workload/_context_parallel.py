@@ -37,6 +37,8 @@ def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
     Args:
         attention: with the rank's queries and the keys of the whole sequence.
     """
+    if local.shard.cp == 1:
+        return ContextPart(steps=(attention,))
     match local.shard.cp_kind:
         case "ulysses":
             return _ulysses(local, attention)

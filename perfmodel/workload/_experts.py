@@ -339,19 +339,10 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     dtype = local.precision.dtype
     wide = inner * model.inner_projections
 
-    def grouped(n: int, k: int) -> Gemm:
-        return Gemm(
-            op="grouped_linear",
-            dtype=dtype,
-            groups=routing.active_experts,
-            m=routing.rows_per_expert,
-            n=n,
-            k=k,
-        )
-
     # Two grouped products around an activation. In 8 bits one kernel may have the activation between the products,
     # and casts of what they give, as part of the products.
-    first, second = grouped(wide, hidden), grouped(hidden, inner)
+    first = _grouped_product(local, routing, wide, hidden)
+    second = _grouped_product(local, routing, hidden, inner)
     between = activation(model, local, routing.processed, inner)
     one_kernel = fuses_experts(model, local.job, dtype, local.precision.recipe)
     separate_forward = () if one_kernel else between.forward
@@ -395,6 +386,18 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
         expert_params=params,
         saved_bytes=(hidden + inner) * column_bytes + between.saved_bytes,
         inner_forward=inner_forward,
+    )
+
+
+def _grouped_product(local: ShardSizes, routing: Routing, n: int, k: int) -> Gemm:
+    """A product of every active expert, with weights of [k, n] each."""
+    return Gemm(
+        op="grouped_linear",
+        dtype=local.precision.dtype,
+        groups=routing.active_experts,
+        m=routing.rows_per_expert,
+        n=n,
+        k=k,
     )
 
 

@@ -112,34 +112,11 @@ class _NamedFile(NamedTuple):
 
 def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
     """The files that a file includes, in order of increasing precedence (Hydra: `_self_` is last unless listed)."""
-    entries_of_file = dict(entries_of_file)
-    listed = entries_of_file.pop("defaults", Entry([], 0))
-    names: list[Any] = listed.value if isinstance(listed.value, list) else []
-    # Later files replace earlier ones; None stands for the file itself.
-    order: list[_NamedFile | None] = []
-    # MaxText: `base_config: base.yml` is loaded below the file (MaxText/pyconfig.py).
-    base = entries_of_file.get("base_config")
-    if base is not None and isinstance(base.value, str):
-        order.append(_NamedFile(base.value, "", base.line))
-    # Primus: files that this one begins with.
-    extended = entries_of_file.pop("extends", Entry([], 0))
-    for name in [extended.value] if isinstance(extended.value, str) else extended.value or []:
-        order.append(_NamedFile(str(name), "", extended.line))
-    for item in names:
-        if item == "_self_":
-            order.append(None)
-        elif isinstance(item, str):
-            # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package after the mark.
-            name, _, package = item.partition("@")
-            prefix = "" if package in ("", "_here_", "_global_") else f"{package}."
-            order.append(_NamedFile(f"{name}.yaml", prefix, listed.line))
-        elif isinstance(item, dict):
-            # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
-            groups = [(str(k), v) for k, v in item.items() if not str(k).startswith("override ") and v is not None]
-            order += [_NamedFile(f"{group}/{name}.yaml", f"{group}.", listed.line) for group, name in groups]
-    for part in order if None in order else [*order, None]:
+    included = _included_files(entries_of_file)
+    own_entries = {key: entry for key, entry in entries_of_file.items() if key not in ("defaults", "extends")}
+    for part in included if None in included else [*included, None]:
         if part is None:
-            yield entries_of_file
+            yield own_entries
             continue
         path = folder / part.name
         if not path.is_file():
@@ -155,6 +132,37 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
         entries = included_entries(_yaml_entries(text, str(path)), path, part.line)
         # Includes of an included file are not followed.
         yield {f"{part.prefix}{key}": entry for key, entry in entries.items() if key != "defaults"}
+
+
+def _included_files(entries: dict[str, Entry]) -> list[_NamedFile | None]:
+    """The files that a file names, in order of increasing precedence; None stands for the file itself."""
+    # MaxText: `base_config: base.yml` is loaded below the file (MaxText/pyconfig.py).
+    files: list[_NamedFile | None] = []
+    base = entries.get("base_config")
+    if base is not None and isinstance(base.value, str):
+        files.append(_NamedFile(base.value, "", base.line))
+
+    # Primus: files that this one begins with.
+    extended = entries.get("extends", Entry([], 0))
+    for name in [extended.value] if isinstance(extended.value, str) else extended.value or []:
+        files.append(_NamedFile(str(name), "", extended.line))
+
+    # Hydra: a list of defaults.
+    listed = entries.get("defaults", Entry([], 0))
+    for item in listed.value if isinstance(listed.value, list) else []:
+        if item == "_self_":
+            files.append(None)
+        elif isinstance(item, str):
+            # `config/zero3@_here_` is the file config/zero3.yaml, whose keys begin with the package after the mark.
+            name, _, package = item.partition("@")
+            prefix = "" if package in ("", "_here_", "_global_") else f"{package}."
+            files.append(_NamedFile(f"{name}.yaml", prefix, listed.line))
+        elif isinstance(item, dict):
+            # `- model: llama` is the file model/llama.yaml, whose keys begin with `model.`.
+            for group, name in item.items():
+                if not str(group).startswith("override ") and name is not None:
+                    files.append(_NamedFile(f"{group}/{name}.yaml", f"{group}.", listed.line))
+    return files
 
 
 _TEMPLATE: Final = re.compile(r"\{\{|\{%|<%")

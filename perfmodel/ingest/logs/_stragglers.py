@@ -8,8 +8,9 @@ from typing import Final
 
 from perfmodel.ingest.logs._log import ClockRange, PhaseTimer
 
-# `MnRtt/Rnk: 3453.08ms/8 | MxRtt/Rnk: 3468.20ms/0 | ...` (megatron/core/README_STRAGGLER.md)
-_FIGURE: Final = re.compile(r"\bM([nx])(Rtt|DRtt|Clk)/Rnk: ([\d.]+)(?:ms|MHz)/\d+")
+# `MnRtt/Rnk: 3453.08ms/8 | MxRtt/Rnk: 3468.20ms/0 | ...` (megatron/core/README_STRAGGLER.md): Mn is the least of all
+# ranks, Mx the largest.
+_FIGURE: Final = re.compile(r"\b(Mn|Mx)(Rtt|DRtt|Clk)/Rnk: ([\d.]+)(?:ms|MHz)/\d+")
 _MARK: Final = "MnRtt/Rnk"
 
 
@@ -33,12 +34,14 @@ def straggler_clocks(lines: Sequence[str]) -> ClockRange | None:
 
 def _medians(lines: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """Medians of the least and of the largest value of each figure, in the units of the reports."""
-    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    least: dict[str, list[float]] = defaultdict(list)
+    most: dict[str, list[float]] = defaultdict(list)
     for line in lines:
         if _MARK not in line:
             continue
-        for end, figure, value in _FIGURE.findall(line):
-            values[end, figure].append(float(value))
-    least = {figure: median(reported) for (end, figure), reported in values.items() if end == "n"}
-    most = {figure: median(reported) for (end, figure), reported in values.items() if end == "x"}
-    return least, most
+        for extreme, figure, value in _FIGURE.findall(line):
+            reported = least if extreme == "Mn" else most
+            reported[figure].append(float(value))
+    least_medians = {figure: median(values) for figure, values in least.items()}
+    most_medians = {figure: median(values) for figure, values in most.items()}
+    return least_medians, most_medians

@@ -39,6 +39,7 @@ from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.prediction.memory import fitting
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
+from perfmodel.spec.notation import PerRank
 
 MOST_CUTS: Final = 200
 """Most combinations of cuts and orders of kinds that are all tried where dynamic programming does not apply."""
@@ -162,26 +163,17 @@ def partition_stages(
             start += base_costs.layouts(base, base_costs.exact(base, batch.spec.micro_batches))
 
     def moves(layout: Layout) -> Iterable[Layout]:
-        # A move shifts a layer between stages, or exchanges two stages' kinds of devices, with or
-        # without their layers.
-        sizes = layout.partition or ()
-        kinds = layout.kinds
-        neighbouring = [(moved, kinds) for moved in neighbours(sizes)]
-        rank_kinds = kinds if kinds and len(kinds) == len(sizes) else ()
-        for a, b in combinations(range(len(rank_kinds)), 2):
-            if rank_kinds[a] != rank_kinds[b]:
-                exchanged = _exchanged(rank_kinds, a, b)
-                neighbouring += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
+        neighbouring = _neighbouring_cuts(layout)
+        if layout.recompute not in costs:
+            yield from (layout.replace(partition=sizes, kinds=kinds) for sizes, kinds in neighbouring)
+            return
 
         # Costs tell which moves fit and what each stage has to recompute. The other mode of
         # recompute is tried with the same cut.
-        if layout.recompute in costs:
-            yield from costs[layout.recompute].layouts(layout, neighbouring)
-            for base in bases:
-                if base.recompute != layout.recompute:
-                    yield from costs[base.recompute].layouts(base, [(sizes, kinds)])
-        else:
-            yield from (layout.replace(partition=moved, kinds=on) for moved, on in neighbouring)
+        yield from costs[layout.recompute].layouts(layout, neighbouring)
+        for base in bases:
+            if base.recompute != layout.recompute:
+                yield from costs[base.recompute].layouts(base, [(layout.partition or (), layout.kinds)])
 
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
@@ -199,6 +191,20 @@ def partition_stages(
         evaluated=end.evaluated,
         seconds=time.perf_counter() - started,
     )
+
+
+def _neighbouring_cuts(layout: Layout) -> list[tuple[tuple[int, ...], PerRank]]:
+    """Cuts that one move leads to, as layers and kind of nodes of each stage: a layer is shifted between stages, or two
+    stages exchange their kinds of nodes, with or without their layers."""
+    sizes, kinds = layout.partition or (), layout.kinds
+    cuts: list[tuple[tuple[int, ...], PerRank]] = [(moved, kinds) for moved in neighbours(sizes)]
+    if not kinds or len(kinds) != len(sizes):
+        return cuts
+    for a, b in combinations(range(len(kinds)), 2):
+        if kinds[a] != kinds[b]:
+            exchanged = _exchanged(kinds, a, b)
+            cuts += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
+    return cuts
 
 
 def partition_bound_s(problem: StepProblem, layout: Layout) -> float:

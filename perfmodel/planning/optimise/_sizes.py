@@ -102,14 +102,15 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
 
     # Price the sizes that fit, and 1, exactly; others are interpolated.
     sizes = np.array(sorted({1, *uniform}))
-    layouts = [layout_batch.layouts[0].replace(micro_batch=size) for size in sizes.tolist()]
-    by_size = np.stack([durations(problem, in_program_of(problem, layout_batch, sized))[0] for sized in layouts])
-    scaled = of_micro_batch >= 0
+    durations_of_size = []
+    for size in sizes.tolist():
+        sized = in_program_of(problem, layout_batch, layout_batch.layouts[0].replace(micro_batch=size))
+        durations_of_size.append(durations(problem, sized)[0][of_class])
     constants = {
         "sizes": sizes,
-        "by_size": by_size[:, of_class],
-        "of": np.maximum(of_micro_batch, 0),
-        "scaled": scaled,
+        "by_size": np.stack(durations_of_size),
+        "micro_batch_of_class": np.maximum(of_micro_batch, 0),
+        "scaled": of_micro_batch >= 0,
         "base": durations(problem, layout_batch)[0][of_class],
         "largest": float(sizes[-1]),
     }
@@ -122,16 +123,13 @@ def size_micro_batches(problem: StepProblem, layout: Layout) -> MicroBatchResult
     # matter.
     def step_s(tried: Any) -> Float[np.ndarray, " n"]:
         tried = np.array(tried)
-        return np.where(
-            tried.max(axis=1) <= sizes[-1],
-            makespan_lanes(program, _of_sizes(constants, tried)),
-            np.inf,
-        )
+        spans_s = makespan_lanes(program, _of_sizes(constants, tried))
+        return np.where(tried.max(axis=1) <= sizes[-1], spans_s, np.inf)
 
+    # Descend by single moves from equal sizes and from those that relaxation leads to.
     equal = (layout.micro_batch,) * spec.micro_batches
     relaxed = [tuple(map(int, values["batch"])) for values, *_ in relax(relaxation, steps=400).starts]
-    starts = [equal, *relaxed]
-    end = descend(list(dict.fromkeys(starts)), _single_moves, step_s)
+    end = descend(list(dict.fromkeys([equal, *relaxed])), _single_moves, step_s)
     best_s, equal_s = (float(makespan(program, row)) for row in _of_sizes(constants, np.array([end.best, equal])))
     best_uniform = min(uniform, key=uniform.__getitem__)
     return MicroBatchResult(
@@ -181,7 +179,7 @@ def _single_moves(at: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
 
 
 def _durations(values: Values) -> Float[Array, " classes"]:
-    return _interpolated(jnp, values, values["batch"][values["of"]])
+    return _interpolated(jnp, values, values["batch"][values["micro_batch_of_class"]])
 
 
 def _limits(values: Values) -> Float[Array, " micro_batches"]:
@@ -190,7 +188,8 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
 
 def _of_sizes(constants: Values, sizes: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
     """Durations for many sets of whole sizes at once, in double precision."""
-    return _interpolated(np, constants, np.minimum(sizes[:, constants["of"]], constants["sizes"][-1]))
+    size_of_class = sizes[:, constants["micro_batch_of_class"]]
+    return _interpolated(np, constants, np.minimum(size_of_class, constants["sizes"][-1]))
 
 
 def _interpolated(xp: Any, constants: Values, size: Any) -> Any:

@@ -353,6 +353,7 @@ def _events_at_knots(
     index: dict[Op, int] = {}
     knot_of_entry, class_of_entry, op_of_entry = [], [], []
     starts = np.cumsum(layers) - layers
+    # Knots share most events: each distinct one is numbered once, so that it is priced once.
     for knot, n in enumerate(knots.tolist()):
         counts = cuts.equal_stages(n, starts)
         events = communication_events(

@@ -176,6 +176,8 @@ class GridCosts:
         fits = self.fits(usable_bytes)
         if not fits.any() or fits.all():
             return self
+        # A choice stays where any layout with it fits. Costs are kept once for shards and for states that do not differ
+        # in them, so that the places of these are looked up.
         pipelines, shards, recomputes, states = (_fits_along(fits, axis) for axis in range(fits.ndim))
         chosen_shards = np.flatnonzero(shards[self.of_shard])
         chosen_states = np.flatnonzero(states[self.of_state])

@@ -265,6 +265,7 @@ class GridModel:
             segments = segments_of(layer_count(blocks.pairs), spec.n_stages)
             return StageShape(spec, stage_blocks(blocks.kinds, spec.n_stages, segments))
 
+        # Pipelines differ in many fields, but few of them decide which stages a rank holds.
         first, shape_of_pipeline = distinct(keys)
         shapes = []
         for place in first:

@@ -185,6 +185,7 @@ def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
     if END_TO_END_FILE not in weights.names:
         return {}
     path = weights.folder / END_TO_END_FILE
+    # Another version's file is refused by its schema before its checksum, since the remedy is another.
     try:
         written = weights.read(END_TO_END_FILE)
         content = parse_json(written)

@@ -362,6 +362,7 @@ class SitePopulation:
         """The first of some posteriors (by `key`) that exists, else that of the whole record, as a site's prior."""
         posterior = next((name for name in names if name in self.posteriors), key("", ""))
         fitted, size = self.posteriors[posterior], len(CLASSES)
+        # Covariances are stored by their lower triangle.
         lower = np.zeros((size, size))
         lower[np.tril_indices(size)] = fitted["covariance"]
         common = self.common

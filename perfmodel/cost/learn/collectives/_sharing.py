@@ -34,6 +34,7 @@ def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[
     (least absolute deviations of the logs, so that single rows that went wrong do not count). Kinds that were not
     measured get the median of those that were.
     """
+    # The exponent is that of groups which share the adapters of their nodes: rows between nodes alone tell of it.
     measured: dict[FabricKey, list[tuple[int, float]]] = defaultdict(list)
     for i, ratio in times_over_alone(rows):
         if rows.between[i] and rows.skipped[i] == "":
