@@ -150,10 +150,9 @@ class Server:
         times = self._times(blocks.ops, in_layers)
         # Kernels that engines fuse into others do not run by themselves.
         counts = blocks.counts[:, Phase.FORWARD] * np.array([not _is_fused(op) for op in blocks.ops])
-        weights = _weights(blocks.ops, times)
-        parts_s, uncertain_s, shaky_s = (counts @ values for values in weights)
-        parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.host.kernel_gap_s
-        return Cost(parts_s, uncertain_s, shaky_s)
+        cost = Cost(*(counts @ values for values in _arrays(_costs_of_ops(blocks.ops, times))))
+        cost.parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.host.kernel_gap_s
+        return cost
 
     def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
         """Times of events, with the storage types of weights and cache."""
@@ -178,7 +177,7 @@ class Server:
         op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
         # Stages follow one another, so that a send is between two ranks, however many stages there are.
         two = replace(op, num_ranks=2, ranks_per_node=min(2, op.ranks_per_node))
-        return Cost(*_weights((two,), self._times((two,), np.zeros(1, bool))))
+        return _costs_of_ops((two,), self._times((two,), np.zeros(1, bool)))
 
     # --- how steps follow one another ---------------------------------------------------------------
 
@@ -227,21 +226,24 @@ def _arrays(cost: Cost) -> tuple[np.ndarray, ...]:
     return cost.parts_s, cost.uncertain_s, cost.shaky_s
 
 
-def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that one occurrence of each op adds to the arrays of a `Cost`."""
-    part = np.zeros((len(ops), len(PARTS)))
+def _costs_of_ops(ops: Sequence[Op], times: EventTimes) -> Cost:
+    """Cost of one occurrence of each op, by op in place of stages."""
+    belongs_to = np.zeros((len(ops), len(PARTS)))
     for i, op in enumerate(ops):
-        comm = isinstance(op, Collective)
-        part[i, _COMMUNICATION if comm else _PART_OF_FAMILY.get(op.family, _ELEMENT_WISE)] = 1.0
+        part = _PART_OF_FAMILY.get(op.family, _ELEMENT_WISE)
+        if isinstance(op, Collective):
+            part = _COMMUNICATION
+        belongs_to[i, part] = 1.0
+
     # Half-widths relative to the time; the floor keeps empty events from dividing by zero.
-    half = (times.hi_s - times.lo_s) / 2.0 / np.maximum(times.time_s, 1e-300)
-    beyond = np.isin(times.provenance, ("extrapolated", "analytical"))
-    between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool)
+    half_width = (times.hi_s - times.lo_s) / 2.0 / np.maximum(times.time_s, 1e-300)
+    is_extrapolated = np.isin(times.provenance, ("extrapolated", "analytical"))
+    is_between_nodes = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in ops], bool)
     time_s = times.time_s[:, None]
-    return (
-        part * time_s,
-        part * half[:, None] * time_s,
-        np.stack([beyond, between], axis=1) * time_s,
+    return Cost(
+        parts_s=belongs_to * time_s,
+        uncertain_s=belongs_to * half_width[:, None] * time_s,
+        shaky_s=np.stack([is_extrapolated, is_between_nodes], axis=1) * time_s,
     )
 
 

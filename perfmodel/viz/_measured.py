@@ -1,6 +1,7 @@
 """Pictures of measurements: parity plots, rooflines (Williams, Waterman and Patterson, CACM 52(4), 2009) and timeline
 comparisons."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
@@ -148,8 +149,6 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     Raises:
         PerfModelError: no kernel with work and time above zero.
     """
-    import matplotlib.patheffects as effects
-
     has_work = (kernels["flops"] > 0) & (kernels["bytes"] > 0)
     kernels = kernels.loc[has_work & (kernels["time_s"] > 0)]
     if kernels.empty:
@@ -160,8 +159,38 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     axis = figure.subplots()
     intensity = kernels["flops"].to_numpy() / kernels["bytes"].to_numpy()
     rate = kernels["flops"].to_numpy() / kernels["time_s"].to_numpy()
-    family = kernels["family"].to_numpy()
+    _draw_families(axis, kernels["family"].to_numpy(), intensity, rate)
 
+    # A decade beside what was measured, and the ridge of every roof.
+    peaks: dict[float, list[str]] = {}
+    for dtype in dict.fromkeys(kernels["dtype"]):
+        peaks.setdefault(device.peak.flops_per_s(dtype.partition("_")[0]), []).append(dtype)
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    lowest = intensity.min() / 2
+    highest = max(intensity.max(), max(peaks) / bandwidth) * 3
+    _draw_roofs(axis, peaks, bandwidth, lowest, highest)
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlim=(lowest, highest),
+        ylim=(rate.min() / 2, max(peaks) * 2.5),
+    )
+    axis.set_xlabel("arithmetic intensity in FLOP per byte")
+    axis.set_ylabel("rate in FLOP/s")
+    _decades(axis, limit=12)
+    axis.set_title(device.name)
+    handles, labels = axis.get_legend_handles_labels()
+    legend_below(figure, handles, labels, markerscale=1.8)
+
+    # Points are transparent in the cloud, and opaque in the legend.
+    for handle in figure.legends[0].legend_handles:
+        if handle is not None:
+            handle.set_alpha(1)
+    return figure
+
+
+def _draw_families(axis: "Axes", family: np.ndarray, intensity: np.ndarray, rate: np.ndarray) -> None:
+    """Draw kernels as points, by family."""
     # The largest families first: those drawn later lie on top.
     families = sorted(set(family.tolist()), key=lambda name: -int((family == name).sum()))
     for i, name in enumerate(families):
@@ -180,17 +209,23 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
             label=name,
             **style,
         )
-    # A decade beside what was measured, and the ridge of every roof.
-    peaks: dict[float, list[str]] = {}
-    for dtype in dict.fromkeys(kernels["dtype"]):
-        peaks.setdefault(device.peak.flops_per_s(dtype.partition("_")[0]), []).append(dtype)
-    bandwidth = device.memory_bandwidth_bytes_per_s
-    lowest = intensity.min() / 2
-    highest = max(intensity.max(), max(peaks) / bandwidth) * 3
-    halo = [effects.withStroke(linewidth=2, foreground="white")]
+
+
+def _draw_roofs(
+    axis: "Axes", peaks: Mapping[float, Sequence[str]], bandwidth: float, lowest: float, highest: float
+) -> None:
+    """Draw the roof of each peak rate, with the element types that have it, and write the bandwidth beside the slope.
+
+    Args:
+        peaks: element types by peak rate in FLOP/s.
+        bandwidth: bytes/s of the device's memory.
+        lowest, highest: ends of the axis of intensities.
+    """
+    import matplotlib.patheffects as effects
 
     # A roof is the slope of the memory bandwidth up to the ridge, then the peak of the element
     # types that share it.
+    halo = [effects.withStroke(linewidth=2, foreground="white")]
     for peak, dtypes in sorted(peaks.items()):
         ridge = peak / bandwidth
         axis.plot([lowest, ridge, highest], [lowest * bandwidth, peak, peak], color="black", linewidth=0.9)
@@ -216,24 +251,6 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
         va="bottom",
         fontsize=6,
     )
-    axis.set(
-        xscale="log",
-        yscale="log",
-        xlim=(lowest, highest),
-        ylim=(rate.min() / 2, max(peaks) * 2.5),
-    )
-    axis.set_xlabel("arithmetic intensity in FLOP per byte")
-    axis.set_ylabel("rate in FLOP/s")
-    _decades(axis, limit=12)
-    axis.set_title(device.name)
-    handles, labels = axis.get_legend_handles_labels()
-    legend_below(figure, handles, labels, markerscale=1.8)
-
-    # Points are transparent in the cloud, and opaque in the legend.
-    for handle in figure.legends[0].legend_handles:
-        if handle is not None:
-            handle.set_alpha(1)
-    return figure
 
 
 def _decades(axis: "Axes", limit: int) -> None:

@@ -179,14 +179,20 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 
 def _device_order(ids: str | None, order: str | None, n_devices: int) -> list[int]:
-    """Device at each position of a mesh, row by row."""
+    """Device at each position of a mesh, row by row.
+
+    Args:
+        ids: `3,1,0,2` lists the devices; `2,2` is the shape that all of them are laid out in. Without it they
+            stand in order.
+        order: axes of that shape, `1,0` for a transposed one.
+    """
     if ids is None:
         return list(range(n_devices))
-    numbers = [int(n) for n in ids.split(",")]
+    numbers = _numbers(ids)
     if order is None and sorted(numbers) == list(range(len(numbers))):
-        return numbers
-    axes = [int(n) for n in order.split(",")] if order else None
-    return np.arange(int(np.prod(numbers))).reshape(numbers).transpose(axes).ravel().tolist()
+        return list(numbers)
+    in_order = np.arange(int(np.prod(numbers))).reshape(numbers)
+    return in_order.transpose(_numbers(order) or None).ravel().tolist()
 
 
 def _mesh_groups(sizes: dict[str, int], axes: str) -> Groups:

@@ -81,23 +81,35 @@ class Builtins(Expander):
             name = self.state.references.get(assignment.name, assignment.name)
             before = self.state.variables.get(name, {})
             if assignment.elements is not None:
-                value = dict(before) if assignment.appends else {}
-                for index, raw in assignment.elements:
-                    elements = [self.joined(raw)] if index is not None else with_braces(self.expand(raw))
-                    first = self.index(index) if index is not None else next_index(value)
-                    for i, word in enumerate(elements):
-                        value[first if i == 0 else str(int(first) + i)] = word
+                value = self._array(assignment.elements, before if assignment.appends else {})
             else:
-                word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
-                # A reference to the variable in its own first value is empty.
-                word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
-                position = "0" if assignment.index is None else self.index(assignment.index)
-                if assignment.appends and position in before:
-                    word = Word(before[position].text + word.text, before[position].line)
-                value = {position: word} if assignment.index is None else {**before, position: word}
+                value = self._with_word(assignment, name, before)
             if sum(len(word.text) for word in value.values()) > LONGEST_VALUE:
                 raise broken(self.state.place, assignment.line, f"{name} grows too large; this is not a launch script")
             self.state.variables[name] = value
+
+    def _array(self, elements: Sequence[tuple[str | None, tree.RawWord]], before: Value) -> Value:
+        """An array's value with further elements: each at its index, or behind the last."""
+        value = dict(before)
+        for index, raw in elements:
+            if index is not None:
+                value[self.index(index)] = self.joined(raw)
+                continue
+            # One word of the script may become many: `$HOSTS`, `{1..8}`.
+            first = next_index(value)
+            for i, word in enumerate(with_braces(self.expand(raw))):
+                value[first if i == 0 else str(int(first) + i)] = word
+        return value
+
+    def _with_word(self, assignment: tree.Assignment, name: str, before: Value) -> Value:
+        """A variable's value after a plain assignment, or one to an element."""
+        word = self.joined(assignment.value) if assignment.value else Word("", assignment.line)
+        # A reference to the variable in its own first value is empty.
+        word = Word(word.text.replace(f"${{{name}}}", ""), word.line)
+        position = "0" if assignment.index is None else self.index(assignment.index)
+        if assignment.appends and position in before:
+            word = Word(before[position].text + word.text, before[position].line)
+        return {position: word} if assignment.index is None else {**before, position: word}
 
     def old_test(self, node: tree.Simple, argv: list[Word]) -> bool | None:
         texts: list[str] = []
