@@ -6,7 +6,6 @@ Names are a contract: others script against them.
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
@@ -141,7 +140,9 @@ def _run_command(argv: Sequence[str] | None) -> int:
         if not measures and arguments.command not in _WITHOUT_PREDICTIONS:
             # The model's own arrays are small: an accelerator would only add latency.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
-            _keep_compilations()
+            from perfmodel.timeline import keep_compilations
+
+            keep_compilations()
 
         # Flags in order: outputs that cannot be written, then what files fill in, then flags
         # without effect. Only then the command runs.
@@ -188,40 +189,6 @@ def _require_outputs(arguments: argparse.Namespace) -> None:
         folder = name == "out" and arguments.command in _FOLDERS
         if path.exists() and path.is_dir() != folder:
             raise PerfModelError(f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}")
-
-
-def _keep_compilations() -> None:
-    """Keep compiled evaluators on disk, so that the next run starts at once."""
-    import jax
-
-    from perfmodel.files import cache_folder
-
-    _limit_compilations(cache_folder("xla"))
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-_LOOKED_AT_EVERY_S: Final = 3600.0
-"""Seconds between two checks of the disk space of compiled evaluators."""
-
-
-def _limit_compilations(folder: Path) -> None:
-    """Delete the least recently used compiled evaluators if all together take too much space.
-
-    Each is two files: to ask the size of thousands takes longer than many a command, and within an hour few are added.
-    """
-    from perfmodel.files import drop_least_recently_used
-    from perfmodel.timeline import cache_limit_bytes
-
-    limit_bytes = cache_limit_bytes("xla")
-    looked = folder / ".looked"
-    with suppress(OSError):
-        if 0 <= time.time() - looked.stat().st_mtime < _LOOKED_AT_EVERY_S:
-            return
-    drop_least_recently_used(folder, limit_bytes)
-    with suppress(OSError):
-        looked.touch()
 
 
 def _number_type(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -21,7 +21,7 @@ every stage writes its own after the backward of the same mini-batch (PipeDream;
 """
 
 from dataclasses import asdict, dataclass
-from math import exp, expm1
+from math import exp, expm1, log1p, sqrt
 from statistics import fmean
 from typing import Any, Final
 
@@ -240,9 +240,16 @@ def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart
 
 def best_interval_s(stall_s: float, mtbf_s: float) -> float:
     """The checkpoint interval with the highest goodput; 0 if checkpoints take no time."""
-    from scipy.special import lambertw
-
-    return mtbf_s * (1 + float(lambertw(-exp(-1 - stall_s / mtbf_s)).real))
+    # By the definition of W (module's docstring), x + log(1 - x) = -stall / mtbf for x = interval / mtbf. The left side
+    # is concave and too small at the start, from where Newton's method never passes the answer.
+    stall = stall_s / mtbf_s
+    x = -expm1(-stall - sqrt(2 * stall))
+    while 0 < x < 1:
+        step = (x + log1p(-x) + stall) * (1 - x) / x
+        x += step
+        if step >= -1e-12 * x:
+            break
+    return mtbf_s * x
 
 
 shorten_reprs(__name__)

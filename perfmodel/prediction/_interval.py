@@ -9,6 +9,7 @@ from operator import attrgetter
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.normal import normal_cdf
 from perfmodel.prediction._evaluate import step_derivatives
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._prediction import Prediction
@@ -137,12 +138,10 @@ class Joint:
 
     def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
         """Probability that the error of log(row / column) is below `gap`."""
-        from scipy.special import ndtr
-
         variance = np.diagonal(self.covariance, axis1=1, axis2=2)
         apart = variance[:, :, None] + variance[:, None] - 2 * self.covariance
         z = gap / np.sqrt(np.maximum(apart, 1e-12))
-        return np.tensordot(self.weight, ndtr(z), 1)
+        return np.tensordot(self.weight, normal_cdf(z), 1)
 
 
 def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joint:

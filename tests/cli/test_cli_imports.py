@@ -12,7 +12,7 @@ import pytest
 
 HEAVY = {"jax", "flax", "optax", "torch", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "pydantic", "rich"}
 WITHOUT_PREDICTION = {"jax", "flax", "torch", "matplotlib", "scipy"}
-BESIDE_PREDICTION = {"flax", "optax", "pandas", "matplotlib", "torch", "scipy.linalg", "scipy.optimize", "scipy.stats"}
+BESIDE_PREDICTION = {"flax", "optax", "pandas", "matplotlib", "torch", "scipy"}
 
 JOB = "predict --model llama3-8b --cluster dgx-h100 --layout tp=4,dp=2 --global-batch 8"
 STEPS = {
@@ -25,6 +25,7 @@ STEPS = {
     "command('hook')": WITHOUT_PREDICTION,
     "command('completion bash')": WITHOUT_PREDICTION,
     f"command({JOB!r})": BESIDE_PREDICTION,
+    "command('search --model llama3-8b --cluster dgx-h100 --devices 8 --global-batch 8')": BESIDE_PREDICTION,
     "perfmodel.predict('llama3-8b', 'dgx-h100', tp=4, dp=2, global_batch=8)": BESIDE_PREDICTION,
     "perfmodel.step_time_function('llama3-8b', 'dgx-h100', 'tp=4,dp=2', global_batch=8)": BESIDE_PREDICTION,
 }

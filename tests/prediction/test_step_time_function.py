@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -247,3 +248,19 @@ def test_the_slope_of_the_greatest_value_is_that_of_the_first() -> None:
     values = np.array([1.0, 3.0, 3.0, 2.0])
     value, slope = jax.value_and_grad(greatest)(values)
     assert (value, slope.tolist()) == (3.0, [0.0, 1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_long_compilations_are_kept_where_the_process_has_not_chosen_a_folder(
+    chosen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no setting of JAX beside the folder changes."""
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path))
+    before = dict(jax.config.values)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own") if chosen else None)
+    try:
+        pm.step_time_function("gpt3-125m", "dgx-a100", "dp=8", global_batch=8)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / ("own" if chosen else "xla"))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before["jax_compilation_cache_dir"])
+    assert dict(jax.config.values) == before

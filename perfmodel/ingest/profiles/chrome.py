@@ -142,7 +142,8 @@ def write_chrome(trace: Mapping[str, Any], path: Path | str) -> None:
     """Write a trace as JSON, atomically; compressed if the name ends in .gz."""
     # A time stamp in the archive would make equal traces differ.
     data = json_text(trace).encode()
-    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    # The highest level of compression, Python's default, takes twice as long and saves a percent.
+    write_bytes(path, gzip.compress(data, compresslevel=6, mtime=0) if str(path).endswith(".gz") else data)
 
 
 _COMPUTE_STREAM: Final = 0

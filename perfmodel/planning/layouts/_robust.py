@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.normal import normal_cdf, normal_quantile
 from perfmodel.planning.layouts._objective import STEP_TIME, Goal
 from perfmodel.planning.layouts.expressions import Interval
 from perfmodel.prediction import Prediction, joint_errors
@@ -130,15 +131,13 @@ def mixture_draws(
 ) -> Float[np.ndarray, "draws rows"]:
     """Draws of root w with w standard normal, identical at every call; an additional dimension chooses the node of the
     mixture."""
-    from scipy.special import ndtr
-
     if len(weight) == 1:
         return standard_normal(root.shape[2]) @ root[0].T
 
     # The last coordinate of each point picks the node of the mixture by inverting its cumulative
     # weights.
     normal = standard_normal(root.shape[2] + 1)
-    node = np.searchsorted(np.cumsum(weight)[:-1], ndtr(normal[:, -1]))
+    node = np.searchsorted(np.cumsum(weight)[:-1], normal_cdf(normal[:, -1]))
     draws = np.empty((len(normal), root.shape[1]))
     for component in range(len(root)):
         draws[node == component] = normal[node == component, :-1] @ root[component].T
@@ -147,13 +146,11 @@ def mixture_draws(
 
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
     """Standard normal draws, the same at every call."""
-    from scipy.special import ndtri
-
     if not dimensions:
         return np.zeros((DRAWS, 0))
 
     # Clipping keeps the normal quantile finite.
-    return ndtri(np.clip(sobol_points(dimensions), TINY, 1 - TINY))
+    return normal_quantile(np.clip(sobol_points(dimensions), TINY, 1 - TINY))
 
 
 def sobol_points(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:

@@ -18,6 +18,7 @@ from perfmodel.planning.optimise._contiguous import NothingFitsError
 from perfmodel.planning.optimise._pipeline import (
     Certificate,
     KindCosts,
+    busiest_rank_s,
     descend,
     in_pieces,
     neighbours,
@@ -56,7 +57,7 @@ class PartitionResult:
     certificate: Certificate
     """Lower bound over all partitions and recompute choices of the space."""
     evaluated: int
-    """Layouts evaluated by full evaluation of the schedule."""
+    """Layouts evaluated by full evaluation of the schedule, or ruled out by the work of their busiest rank."""
     seconds: float
 
     @property
@@ -177,7 +178,13 @@ def partition_stages(
 
     try:
         # The dynamic program minimises a formula; the descent minimises the evaluated step.
-        end = descend(list(dict.fromkeys(start)), moves, lambda layouts: exact_steps_s(problem, layouts))
+        end = descend(
+            list(dict.fromkeys(start)),
+            moves,
+            lambda layouts: exact_steps_s(problem, layouts),
+            # Most moves of a layer give one rank more work than the best step takes.
+            bound=lambda layouts: busiest_rank_s(problem, layouts),
+        )
     except NothingFitsError:
         raise LayoutError(
             f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"

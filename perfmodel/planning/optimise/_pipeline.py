@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._contiguous import (
     Cuts,
     NothingFitsError,
@@ -23,7 +24,7 @@ from perfmodel.planning.optimise._contiguous import (
 )
 from perfmodel.prediction import StepProblem, layout_batches
 from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live
-from perfmodel.program import Kind, ProgramSpec
+from perfmodel.program import Kind, ProgramSpec, stage_blocks
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout
 from perfmodel.spec.notation import PerRank
@@ -36,6 +37,8 @@ FRONT: Final = 8
 MOST_ORDERED: Final = 4
 """Most kinds of nodes for which all orders, each kind in one piece, are tried."""
 _ROUNDS: Final = 40
+_ROUNDING: Final = 1e-3
+"""Share of a step time that sums over thousands of passes in single precision may be off."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,42 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     return max(least_s, once_s + (spec.micro_batches - warm_up) * share_s)
 
 
+def busiest_rank_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+    """Lower bounds of the step times of layouts that differ in their stages and recomputation alone: the passes of the
+    rank that has most to compute, without layers that are recomputed in full.
+
+    A bound is 0 where passes may overlap or join micro-batches, where several ranks hold a stage, where steps run into
+    each other, and on nodes of several kinds. It is infinite where the stages cannot hold the layers so.
+    """
+    least_s = np.zeros(len(layouts))
+    if problem.kinds:
+        return least_s
+    for mode in dict.fromkeys(layout.recompute for layout in layouts):
+        of_mode = [i for i, layout in enumerate(layouts) if layout.recompute == mode]
+        base = layouts[of_mode[0]].replace(partition=None, recompute_full_layers=None)
+        (batch,) = layout_batches(problem, [base])
+        spec, terms = batch.spec, batch.composed[0]
+        if not spec.scheduler.plain or spec.combines_passes or spec.replicas > 1 or spec.steps > 1:
+            continue
+
+        # Seconds of one micro-batch in every block.
+        seconds = pass_s(problem, batch)
+        block_s = seconds[Kind.FORWARD][0]
+        if not spec.is_forward_only:
+            block_s = block_s + seconds[Kind.BACKWARD][0]
+        for i in of_mode:
+            try:
+                counts = stage_blocks(terms.events.kinds, spec.n_stages, 1, layouts[i].partition)
+            except LayoutError:
+                least_s[i] = np.inf
+                continue
+            # A rank computes all of its stages, for every micro-batch.
+            stage_s = counts.sum(axis=1) @ block_s
+            rank_s = stage_s[spec.stage_map].sum(axis=1)
+            least_s[i] = spec.micro_batches * rank_s.max() * terms.factor
+    return least_s
+
+
 def in_pieces(kinds: PerRank) -> Iterable[PerRank]:
     """Orders of the kinds of pipeline ranks in which each kind is contiguous (with many kinds, only the given
     order)."""
@@ -229,15 +268,23 @@ class Descent(Generic[T]):
     value: float
     """Value of the best member."""
     evaluated: int
-    """Members that were evaluated on the way, the best among them."""
+    """Members that were evaluated or ruled out by their bound on the way, the best among them."""
 
 
 def descend(
     start: Sequence[T],
     moves: Callable[[T], Iterable[T]],
     evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]],
+    bound: Callable[[Sequence[T]], Float[np.ndarray, " n"]] | None = None,
 ) -> Descent[T]:
     """Steepest descent from the best of `start`; all neighbours are evaluated together until none is better.
+
+    Args:
+        start: members to begin from.
+        moves: the neighbours of a member.
+        evaluate: values of members, which are minimised.
+        bound: lower bounds of these values, much cheaper than the values; members whose bound is above the best value
+            are not evaluated.
 
     Raises:
         NothingFitsError: none of `start` is possible.
@@ -253,7 +300,13 @@ def descend(
         new = [x for x in dict.fromkeys(moves(best)) if x not in values]
         if not new:
             break
-        values.update(zip(new, evaluate(new).tolist(), strict=True))
+        if bound is not None:
+            # No value falls below its bound, and the best value only falls: what is ruled out once stays out.
+            ruled_out = bound(new) > values[best] * (1 + _ROUNDING)
+            values.update((x, np.inf) for x, is_out in zip(new, ruled_out.tolist(), strict=True) if is_out)
+            new = [x for x in new if x not in values]
+        if new:
+            values.update(zip(new, evaluate(new).tolist(), strict=True))
         better = min(values, key=values.__getitem__)
         if values[better] >= values[best]:
             break

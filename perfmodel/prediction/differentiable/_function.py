@@ -31,6 +31,7 @@ from perfmodel.prediction.sites import Site
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
+from perfmodel.timeline import keep_long_compilations
 
 FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""
@@ -226,6 +227,9 @@ def step_time_function(
         gradient = jax.jit(jax.grad(step_time))  # one compiled program
         gradient(step_time.nominal).link_bytes_per_s  # seconds per byte/s, by network level
 
+    JAX takes some seconds to compile such a program. It is kept on disk for the next process, in the package's cache
+    folder or wherever `jax_compilation_cache_dir` says.
+
     Args:
         model, cluster, layout, calibration, site: as in `perfmodel.predict`.
         global_batch, seq_len, dtype, devices, job, framework, of_job: as in `perfmodel.problem`.
@@ -233,6 +237,7 @@ def step_time_function(
     Raises:
         UnknownNameError, LayoutError, PerfModelError: as `perfmodel.predict`.
     """
+    keep_long_compilations()
     problem = catalog.problem(
         model,
         cluster,

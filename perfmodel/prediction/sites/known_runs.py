@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.display import shorten_reprs
+from perfmodel.normal import normal_cdf, normal_quantile
 from perfmodel.spec import Layout
 
 OUTLIERS: Final = 4.0
@@ -176,21 +177,33 @@ def half_width(
         weight: their weights, which sum to 1.
         coverage: the share.
     """
-    from scipy.special import ndtr
+    variances = variance.reshape(len(weight), -1)
+    per_sd = 1 / np.maximum(np.sqrt(variances), 1e-300)
+    share = (1 + coverage) / 2
 
-    per_sd = 1 / np.maximum(np.sqrt(variance), 1e-300).reshape(len(weight), -1)
-    half, share = np.zeros(per_sd.shape[1]), (1 + coverage) / 2
-
-    # Newton's method from below never passes the answer: the share that an interval holds is concave in its half-width.
+    # Newton's method never passes the answer from below, because the share that an interval holds is concave in its
+    # half-width. From above its first step ends below. The normal of the same variance is close by.
+    start = float(normal_quantile(share)) * np.sqrt(weight @ variances)
+    half = np.maximum(start + _newton_step(start, share, per_sd, weight), 0.0)
     for _ in range(_MOST_STEPS):
-        # At 40 standard deviations everything is inside; larger deviates would overflow.
-        deviates = np.minimum(half * per_sd, 40.0)
-        density = weight @ (per_sd * np.exp(-0.5 * deviates**2)) / np.sqrt(2 * np.pi)
-        step = np.maximum(share - weight @ ndtr(deviates), 0.0) / np.maximum(density, 1e-300)
+        step = np.maximum(_newton_step(half, share, per_sd, weight), 0.0)
         half = half + step
         if (step <= 1e-14 * half).all():
             break
     return half.reshape(variance.shape[1:])
+
+
+def _newton_step(
+    half: Float[np.ndarray, " n"],
+    share: float,
+    per_sd: Float[np.ndarray, "nodes n"],
+    weight: Float[np.ndarray, " nodes"],
+) -> Float[np.ndarray, " n"]:
+    """Newton's step from a half-width towards that below which a mixture of normals around 0 has this share."""
+    # At 40 standard deviations everything is inside; larger deviates would overflow.
+    deviates = np.minimum(half * per_sd, 40.0)
+    density = weight @ (per_sd * np.exp(-0.5 * deviates**2)) / np.sqrt(2 * np.pi)
+    return (share - weight @ normal_cdf(deviates)) / np.maximum(density, 1e-300)
 
 
 # --- the update -------------------------------------------------------------------------------------

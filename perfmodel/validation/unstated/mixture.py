@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.display import shorten_reprs
+from perfmodel.normal import normal_cdf
 
 _GAUSS_95: Final = 1.6448536269514722
 """95 % quantile of the normal distribution."""
@@ -133,10 +134,8 @@ class LogNormalMixture:
 
     def below(self, value: float) -> float:
         """Probability that the quantity is smaller than `value`."""
-        from scipy.special import ndtr
-
         distance, deviation = self._distances(value)
-        return float(self.weight @ ndtr(distance / deviation))
+        return float(self.weight @ normal_cdf(distance / deviation))
 
     def density(self, value: float) -> float:
         """Probability density of the quantity's logarithm at log(`value`)."""

@@ -5,11 +5,21 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise import balanced, partition, partition_bound_s, partition_stages, refine, spread_bound_s
+from perfmodel.planning.optimise import (
+    balanced,
+    busiest_rank_s,
+    partition,
+    partition_bound_s,
+    partition_stages,
+    refine,
+    spread_bound_s,
+)
 from perfmodel.prediction import evaluate, explain, step_problem
 from perfmodel.prediction.grids import lower_bounds_s
 from perfmodel.spec import Cluster, Job, Layout
@@ -75,6 +85,43 @@ def test_several_stages_per_rank_are_improved_by_moves() -> None:
     found = partition_stages(fixed_model(layers=16), Layout(tp=2, pp=2, vpp=2))
     assert found.given_s is not None
     assert found.certificate.lower_bound_s <= found.step_time_s < found.given_s
+
+
+def test_moves_that_overload_a_rank_are_ruled_out_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is found does not depend on it."""
+    layout = Layout(tp=2, pp=4, vpp=4)
+    evaluated: list[int] = []
+
+    def counted(problem, layouts):
+        evaluated.append(len(layouts))
+        return evaluate(problem, layouts)
+
+    monkeypatch.setattr("perfmodel.planning.optimise._partition.evaluate", counted)
+    found = partition_stages(fixed_model(layers=32, batch=64), layout)
+    assert sum(evaluated) < 0.6 * found.evaluated
+    monkeypatch.setattr(
+        "perfmodel.planning.optimise._partition.busiest_rank_s", lambda problem, layouts: np.zeros(len(layouts))
+    )
+    every = partition_stages(fixed_model(layers=32, batch=64), layout)
+    assert (every.layout, every.step_time_s, every.evaluated) == (found.layout, found.step_time_s, found.evaluated)
+
+
+@given(
+    layout=st.sampled_from([
+        Layout(tp=2, pp=3, dp=2),
+        Layout(tp=2, pp=3, schedule="gpipe", recompute="full"),
+        Layout(tp=2, pp=3, dp=2, schedule="zb-h1", recompute="selective"),
+        Layout(pp=3, dp=2, zero=3, overlap_param_gather=True, overlap_grad_reduce=True),
+        Layout(tp=2, pp=3, dp=2, schedule="pipedream"),
+        Layout(tp=2, pp=3, dp=2, schedule="seq1f1b"),
+    ]),
+    sizes=st.sampled_from(all_partitions(9)),
+)  # fmt: skip
+def test_no_step_is_shorter_than_the_passes_of_its_busiest_rank(layout: Layout, sizes: tuple[int, int, int]) -> None:
+    problem, cut = fixed_model(), layout.replace(partition=sizes)
+    (least_s,), (step_s,) = busiest_rank_s(problem, [cut]), evaluate(problem, [cut]).step_time_s
+    assert 0 <= least_s <= step_s * (1 + 1e-6)
+    assert (least_s > 0) == (layout.schedule not in ("pipedream", "seq1f1b"))
 
 
 def test_impossible_ones_are_refused() -> None:
