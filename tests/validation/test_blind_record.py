@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from studies.blind_record import (
+    ADAPTERS,
     FOLDER,
     RECORDED,
     Change,
@@ -191,3 +192,14 @@ def test_errors_are_told_apart_by_device_and_kind_every_source_counting_the_same
     # source a is twice as slow as told in one of two rows, source b in all
     assert look.by_group("model_kind")["decoder"]["bias"] == pytest.approx(2 ** (0.25 - 0.5) - 1)
     assert Look.of(RUNS, predicted(2.0)(RUNS)).by_group("model_kind") == {}
+
+
+def test_errors_are_told_apart_by_framework_and_by_adapters() -> None:
+    """Of the runs themselves: the framework without its year, and LoRA where a row has a rank, even an open one."""
+    runs = RUNS.assign(framework=["nemo@2024", "nemo@2025", None]).assign(**{ADAPTERS: [16, None, 0]})
+    look = Look.of(runs, predicted(2.0)(runs))
+    by_framework = look.by_group("framework")
+    assert by_framework.keys() == {"nemo"}
+    assert (by_framework["nemo"]["rows"], by_framework["nemo"]["slower"]) == (2, 1)
+    assert look.by_group("trained")["adapters (LoRA)"]["rows"] == 2
+    assert Look.of(RUNS, predicted(2.0)(RUNS)).by_group("trained") == {}

@@ -32,8 +32,12 @@ EVERY_SOURCE: Final = ("*",)
 _TIMES: Final = ("predicted_iter_time_s", "lo_s", "hi_s")
 _KNOWN_OF_TODAY: Final = ("open_deviation", "fits_probability")
 """Columns of predictions that the first looks do not have."""
-_GROUPS: Final = ("device_generation", "model_kind")
+_GROUPS_OF_PREDICTIONS: Final = ("device_generation", "model_kind")
 """Columns of predictions by which errors are told apart."""
+_GROUPS: Final = (*_GROUPS_OF_PREDICTIONS, "trained", "framework")
+"""The same, with what is known of a row itself."""
+ADAPTERS: Final = "job.adapter_rank"
+"""Column that prepared rows have where adapters are trained."""
 DESCRIBED: Final = 0.02
 """Standard deviation of the log step time between all that a run may have been, up to which it is fully described."""
 UNLIKELY: Final = 0.1
@@ -139,7 +143,8 @@ def predicted_today(runs: pd.DataFrame, predict: Callable[[pd.DataFrame], pd.Dat
         runs: rows as they were collected.
         predict: makes a frame with `_TIMES` and `skipped_reason` of prepared rows.
     """
-    return Look.of(runs, predict(prepare(runs)))
+    prepared_runs = prepare(runs)
+    return Look.of(prepared_runs, predict(prepared_runs))
 
 
 # --- what is known of a source beside its rows --------------------------------------------------------
@@ -240,10 +245,14 @@ class Look:
     """Empty where nobody recorded it."""
     model_kind: np.ndarray
     """Empty where nobody recorded it."""
+    trained: np.ndarray
+    """What is trained, where these are not the model's own weights: `adapters (LoRA)`, else empty."""
+    framework: np.ndarray
+    """Name of the framework without its year; empty where there is none."""
 
     @classmethod
     def of(cls, runs: pd.DataFrame, predictions: pd.DataFrame) -> "Look":
-        """Of rows and their predictions, in the same order."""
+        """Of rows and their predictions, in the same order. Adapters are known of rows that were prepared."""
         unknown = np.full(len(runs), np.nan)
         columns = [
             np.asarray(pd.to_numeric(predictions[name]), float) if name in predictions else unknown
@@ -251,9 +260,13 @@ class Look:
         ]
         groups = [
             predictions[name].fillna("").to_numpy(str) if name in predictions else np.full(len(runs), "")
-            for name in _GROUPS
+            for name in _GROUPS_OF_PREDICTIONS
         ]
-        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *columns, *groups)
+        has_adapters = runs[ADAPTERS].notna() if ADAPTERS in runs else np.full(len(runs), False)
+        trained = np.where(has_adapters, "adapters (LoRA)", "")
+        cells = runs["framework"].fillna("") if "framework" in runs else pd.Series("", index=runs.index)
+        framework = cells.astype(str).str.partition("@")[0].to_numpy(str)
+        return cls(runs["source"].to_numpy(str), measured_times_s(runs), *columns, *groups, trained, framework)
 
     def take(self, chosen: np.ndarray) -> "Look":
         """Some of the rows."""
@@ -310,7 +323,8 @@ class Look:
 
     def by_group(self, group: str) -> dict[str, dict[str, float]]:
         """By value of one of `_GROUPS`: rows, sources, the mean over sources of their mean relative errors and of their
-        mean log ratios of predicted to measured (the bias), and the share of rows inside."""
+        mean log ratios of predicted to measured (the bias), the number of sources that are predicted slower than
+        measured, and the share of rows inside."""
         frame = pd.DataFrame(
             {
                 "source": self.source,
@@ -328,6 +342,7 @@ class Look:
                 "sources": len(by_source),
                 "mean_over_sources": float(by_source["error"].mean().mean()),
                 "bias": float(np.expm1(by_source["log"].mean().mean())),
+                "slower": int((by_source["log"].mean() > 0).sum()),
                 "inside": float(rows["inside"].mean()),
             }
         return figures
@@ -398,9 +413,9 @@ def blind_page(figures: Mapping[str, Any], looks: Sequence[pd.DataFrame], today:
              "error", "inside", "ends apart", "looked at", "changed for it"),
             [_source_cells(name, commits.get(name, ""), of, known) for name, of in figures["sources"].items()],
         ),
-        "## By device and kind of model",
+        "## By device, kind of model and framework",
         "Today's predictions of sources that nobody had looked at. Every source counts the same; a positive bias is "
-        "slower than measured.",
+        "slower than measured, as so many of the sources are in the mean of their own rows.",
         _groups_table(figures["groups"]),
         "## Whether intervals are wide where errors are large",
         "Today's predictions, from the narrowest intervals to the widest.",
@@ -416,8 +431,10 @@ def _groups_table(groups: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
     for by_value in groups.values():
         for name, of in by_value.items():
             error, inside = percent(of["mean_over_sources"]), percent(of["inside"])
-            rows.append((name, str(of["rows"]), str(of["sources"]), error, f"{100 * of['bias']:+.1f} %", inside))
-    return rows_table(("", "rows", "sources", "mean over sources", "bias", "inside"), rows)
+            slower = f"{of['slower']} of {of['sources']}"
+            bias = f"{100 * of['bias']:+.1f} %"
+            rows.append((name, str(of["rows"]), str(of["sources"]), error, bias, slower, inside))
+    return rows_table(("", "rows", "sources", "mean over sources", "bias", "slower", "inside"), rows)
 
 
 def _details(figures: Mapping[str, Any]) -> str:
