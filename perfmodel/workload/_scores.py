@@ -10,24 +10,24 @@ from perfmodel.workload._piece import Piece, joined, memory, moving, pointwise
 def compiled_softmax(model: Transformer, local: ShardSizes, rows: int, keys: int) -> Piece:
     """Scale, mask, softmax and dropout of scores in the kernels of a compiler (`KernelChoices.row_kernels`).
 
-    One kernel reads the scores and writes their softmax, and with dropout also its mask of one byte and its result. A
-    compiler that ends its kernels at reductions reads the scores for their maximum and for the sum of their
-    exponentials before, and in backward the softmax and its gradient for the sum of their products.
+    One kernel reads the scores and writes their softmax, and with dropout also its mask of one byte and its result;
+    backward reads the softmax, its gradient and the mask, and writes the gradient of scores. A compiler that ends its
+    kernels at reductions reads the scores for their maximum and for the sum of their exponentials before, and in
+    backward everything once more for the sum of products. The kernels stream their tensors as element-wise ones do:
+    the tables' `scale_mask_softmax` was written for 16 bits, and takes several times as long in 32.
     """
+    element = local.act_bytes
     by_reduction = local.job.kernels.row_kernels == "by_reduction"
-    forward_bytes = backward_bytes = 2 * local.act_bytes * by_reduction
+    forward_bytes, backward_bytes = 2 * element, 3 * element
+    if by_reduction:
+        forward_bytes += 2 * element
+        backward_bytes += 2 * element
     if model.block.dropout:
-        forward_bytes += local.act_bytes + 1
+        forward_bytes += element + 1
         backward_bytes += 1 + by_reduction
-    softmax = pointwise(local.precision, [("scale_mask_softmax", 1)], rows, keys)
-    if not forward_bytes:
-        return softmax
-    further = moving(local.precision, rows, keys, forward_bytes)
-    further_of_gradient = moving(local.precision, rows, keys, backward_bytes)
-    return replace(
-        softmax,
-        forward=(*softmax.forward, further),
-        backward_input=(further_of_gradient, *softmax.backward_input),
+    return Piece(
+        forward=(moving(local.precision, rows, keys, forward_bytes),),
+        backward_input=(moving(local.precision, rows, keys, backward_bytes),),
     )
 
 
