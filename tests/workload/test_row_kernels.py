@@ -38,8 +38,9 @@ def test_a_generated_kernel_moves_least_and_reductions_read_more(name: str, dtyp
     generated = layer_bytes(name, "generated", dtype=dtype)
     by_reduction = layer_bytes(name, "by_reduction", dtype=dtype)
     for least, more in ((generated, library), (library, eager), (generated, by_reduction)):
-        assert least[0] <= more[0]
-        assert least[1] <= more[1]
+        # Widths of kernels that only read are rounded to whole elements.
+        assert least[0] <= more[0] * (1 + 1e-3)
+        assert least[1] <= more[1] * (1 + 1e-3)
     assert generated < by_reduction
 
 
