@@ -92,7 +92,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_compiled_scores_take_bytes_alone_whatever_the_type() -> None:
-    """In 32 bits a softmax that a compiler makes moves up to twice the bytes of 16 bits, in kernels of the same kind."""
+    """In 32 bits a softmax that a compiler makes moves up to twice the bytes of 16 bits, in the same kernels."""
     net = catalog.model("bert-large")
     job = Job(global_batch=8, seq_len=512, flash_attention=False, row_kernels="generated")
 
