@@ -248,6 +248,12 @@ def compose_yaml(text: str) -> Any:
     return root
 
 
+_DIRECTIVES: Final = re.compile(
+    r"^\ufeff?%[^\n]*\n(?:(?:%[^\n]*|[ \t]*(?:#[^\n]*)?)\r?\n)*(?=---(?:\s|$))", re.MULTILINE
+)
+"""Directives (`%YAML 1.2`) before the line that begins their document, which change nothing that is read here."""
+
+
 def load_yaml_documents(text: str) -> list[Any]:
     """Values of all documents of a YAML text, with aliases that are safe to follow; empty documents are left out.
 
@@ -259,6 +265,7 @@ def load_yaml_documents(text: str) -> list[Any]:
     import yaml
 
     values = []
+    text = _DIRECTIVES.sub("", text)
     # Text of several lines is indented, so that a line of dashes always begins a document.
     for document in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE):
         root = compose_yaml(document)

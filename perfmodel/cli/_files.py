@@ -67,8 +67,9 @@ def add_from(command: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="read model, layout, job and devices from a launch file of Megatron-LM, NeMo, Megatron-Bridge, DeepSpeed, "
         "torchtitan, nanotron, llm-foundry, MaxText, levanter, Accelerate, Hugging Face's Trainer, LLaMA-Factory, "
-        "axolotl, torchtune, MS-Swift or XTuner; flags override it. Write a script's own arguments after its name: "
-        '"run.sh 8 24 2"',
+        "axolotl, torchtune, MS-Swift, XTuner or verl: a script, configuration or command line, a Python recipe of "
+        "NeMo or Megatron-Bridge, the args.json of perfmodel hook, or a Kubernetes manifest or SkyPilot task that runs "
+        'one; flags override it. Write a script\'s own arguments after its name: "run.sh 8 24 2"',
     )
 
 

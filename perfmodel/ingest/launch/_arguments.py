@@ -301,13 +301,22 @@ def script_at(argv: Sequence[Word], known: frozenset[str]) -> int | None:
     it is the last one before the first known argument.
     """
     last = None
+    has_python = False
     for i, word in enumerate(argv):
         if word.text.startswith("--") and _name(word.text) in known and _name(word.text) not in LAUNCHING:
             break
-        is_module = i > 0 and argv[i - 1].text == "-m" and "." in word.text and "torch.distributed" not in word.text
+        is_module = i > 0 and argv[i - 1].text == "-m" and _is_module(word.text, has_python)
+        has_python = has_python or Path(word.text).name.startswith(("python", "torchrun"))
         if (word.text.endswith(".py") and not word.text.startswith("-")) or is_module:
             last = i
     return last
+
+
+def _is_module(text: str, has_python: bool) -> bool:
+    """Whether the word behind `-m` names a module that trains; behind other programs only if it has a dot."""
+    if "torch.distributed" in text:
+        return False
+    return "." in text or (has_python and re.fullmatch(r"[A-Za-z_][\w-]*", text) is not None)
 
 
 def command_entries(argv: Sequence[Word], known: frozenset[str], switches: frozenset[str]) -> dict[str, Entry]:

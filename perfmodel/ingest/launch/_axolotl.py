@@ -21,7 +21,7 @@ from perfmodel.ingest.launch._finetuning import (
     tuning_fields,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._table import TEXT, Fields, Rule, key, read_only
+from perfmodel.ingest.launch._table import TEXT, WHOLE, Fields, Rule, key, read_only
 from perfmodel.ingest.launch._trainer import RECOMPUTE_RULE, WORLD_RULE, half_of
 
 _HALVES: Final = ("bf16", "fp16", "fp8", "bfloat16", "float16")
@@ -122,13 +122,21 @@ def _further_fields(settings: Mapping[str, Any]) -> Fields:
 
 
 _CUT: Final = ("plugins", "cut_cross_entropy")
+_PLUGINS: Final = ("CutCrossEntropy", "Liger", "LMEval", "Spectrum", "LLMCompressor", "Grokfast", "Swanlab", "SwanLab")
+"""Plugins whose own keys say what they change, or that change no step."""
 
 
 def _cut_loss(settings: Mapping[str, Any]) -> Fields:
     """Cut cross-entropy, which never holds all logits: a plugin that is on unless its own switch turns it off."""
     plugins = " ".join(map(str, as_list(settings.get("plugins") or ())))
     is_asked = "CutCrossEntropy" in plugins or is_on(settings.get("cut_cross_entropy"))
-    return {"chunked_loss": True} if is_asked and is_on(settings.get("cut_cross_entropy", True)) else {}
+    fields: Fields = {"chunked_loss": True} if is_asked and is_on(settings.get("cut_cross_entropy", True)) else {}
+    strange = [name for name in plugins.split() if not any(known in name for known in _PLUGINS)]
+    if strange:
+        fields["doubt.plugins"] = (
+            f"all may be wrong: perfmodel does not know what the plugin {', '.join(strange)} changes of the training"
+        )
+    return fields
 
 
 def _offloaded_inputs(settings: Mapping[str, Any]) -> Fields:
@@ -137,6 +145,12 @@ def _offloaded_inputs(settings: Mapping[str, Any]) -> Fields:
         return {}
     note = "activation_offloading copies the inputs of layers to the host, but the prediction keeps them on the device"
     return {"note.checkpoints": note}
+
+
+def _ray_workers(settings: Mapping[str, Any]) -> Fields:
+    """A process per worker of Ray, each with a device."""
+    is_used = is_on(settings.get("use_ray")) and "ray_num_workers" in settings
+    return {"devices": WHOLE.read(settings["ray_num_workers"])} if is_used else {}
 
 
 _CONTEXT: Final = ("context_parallel_size", "sequence_parallel_degree")
@@ -149,6 +163,7 @@ AXOLOTL: Final = LaunchFormat(
     marks=("sequence_len", "sample_packing", "base_model"),
     table=(
         WORLD_RULE,
+        Rule(keys=("use_ray", "ray_num_workers"), read=_ray_workers, fields=("devices",)),
         # Keys of the model and of training (src/axolotl/utils/schemas/config.py).
         read_only("base_model", "model", TEXT),
         key("sequence_len", "seq_len", default=512, write=lambda fields: {}),
@@ -205,7 +220,7 @@ AXOLOTL: Final = LaunchFormat(
         "*dataset* *epochs* *_per_epoch *learning_rate* lr_scheduler* warmup* weight_decay *wandb*",
         "val_set_size output_dir special_tokens* tokens* tokenizer* model_type *_steps *_token*",
         "train_on_inputs *chat_template* pad_to_sequence_len group_by_length strict tf32 *hub* lora_alpha",
-        "lora_dropout lora_fan_in_fan_out lora_model_dir max_grad_norm *seed* plugins* resume_from_checkpoint",
+        "lora_dropout lora_fan_in_fan_out lora_model_dir max_grad_norm *seed* resume_from_checkpoint",
         "auto_resume* trust_remote_code gradient_checkpointing_kwargs* logging* *mlflow* *comet*",
         "early_stopping* save_* eval_* dataloader* *_wrap* *state_dict* fsdp_config.*cpu_ram*",
         "fsdp_config.*prefetch* fsdp_config.*use_orig* fsdp_config.*sync_module*",

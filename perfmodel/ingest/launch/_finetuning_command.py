@@ -21,7 +21,7 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._open_instruct import OLMO_CORE, behind_submitter, over_nodes, trains_on_olmo_core
-from perfmodel.ingest.launch._own_programs import OWN_FORM, in_words_of_trainer, refuse_several_models
+from perfmodel.ingest.launch._own_programs import OWN_FORM, OWN_NAMES, in_words_of_trainer, refuse_several_models
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import MICRO, SWIFT, TRAINER, WORLD
@@ -46,16 +46,17 @@ _PROGRAMS: Final[tuple[tuple[re.Pattern[str], LaunchFormat], ...]] = (
 """Prefixes of the commands of front ends."""
 
 
-def _known_arguments() -> frozenset[str]:
-    """Arguments of all front ends that fine-tune, written with hyphens."""
+def _known_arguments(form: LaunchFormat) -> frozenset[str]:
+    """Arguments of a front end, written with hyphens."""
     names: set[str] = set()
-    for form in FINETUNING:
-        for rule in form.table:
-            names |= {key.replace("_", "-") for key in rule.keys}
+    for rule in form.table:
+        names |= {key.replace("_", "-") for key in rule.keys}
     return frozenset(names)
 
 
-_KNOWN: Final = _known_arguments()
+# A program expands abbreviations of its own arguments alone: `--model_id` of one is no `--model_id_or_path` of another.
+_KNOWN: Final = {form.name: _known_arguments(form) for form in (*FINETUNING, VERL)}
+_KNOWN_OF_PROGRAMS: Final = _KNOWN[TRAINER.name] | OWN_NAMES
 _SWITCHES: Final = frozenset({"do-train", "do-eval", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"})
 """Flags of dataclasses that need no value, so that a following word may not belong to them."""
 _SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -105,6 +106,7 @@ def finetuning_command(
     # Scripts that fine-tune, merge and evaluate: the command with the most settings trains.
     best = max(trainings, key=lambda training: len(training.entries))
     base, notes = _named_file(best, neighbours)
+    absent = _absent_file(best, neighbours)
     # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means nothing elsewhere.
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
     # Flags win over the file that the command names, as in all of these front ends.
@@ -114,7 +116,7 @@ def finetuning_command(
     if unread:
         line = best.command.argv[0].line
         remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
-    source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks))
+    source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks), doubts=absent)
     # These name no further files, and say themselves what they run on.
     if best.form in (VERL, OLMO_CORE):
         return source, best.form
@@ -153,7 +155,8 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     # passes on; else by the file that stands behind a script.
     form = next((form for pattern, form in _PROGRAMS if pattern.search(joined)), None)
     argv, of_launcher = _of_accelerate(whole_argv)
-    flags = command_entries(argv, _KNOWN, _SWITCHES)
+    known = _KNOWN_OF_PROGRAMS if form is None else _KNOWN[form.name]
+    flags = command_entries(_behind_containers(argv), known, _SWITCHES)
     entries = {name.replace("-", "_"): _of_flag(name, entry) for name, entry in flags.items()}
     entries |= _settings(whole_argv)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
@@ -248,22 +251,60 @@ def _of_accelerate(argv: Sequence[Word]) -> tuple[Sequence[Word], dict[str, Entr
     return [*launcher_arguments, *argv[end:]], entries
 
 
+_FRONT_ENDS: Final = ("swift", "llamafactory-cli", "axolotl", "tune", "xtuner")
+_SUBCOMMANDS: Final = ("sft", "pt", "rlhf", "train", "run")
+"""Programs of front ends, which have no ending that tells a program, and the words behind them."""
+
+
+def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
+    """A command without the options of what starts its front end (`timeout`, `apptainer exec`), but for processes."""
+    names = [Path(word.text).name for word in argv]
+    starts = [i for i, name in enumerate(names[:-1]) if name in _FRONT_ENDS and names[i + 1] in _SUBCOMMANDS]
+    program = starts[0] if starts else 0
+    kept: list[Word] = []
+    takes_value = False
+    for word in argv[:program]:
+        is_flag = word.text.startswith("-")
+        if is_flag:
+            name, sign, _ = word.text.lstrip("-").partition("=")
+            launches = name.replace("_", "-") in LAUNCHING
+            takes_value = launches and not sign
+            if launches:
+                kept.append(word)
+        elif takes_value:
+            kept.append(word)
+            takes_value = False
+    return [*kept, *argv[program:]]
+
+
 def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
-    """Entries of the file of settings that a command names, or a note if the file is missing."""
+    """Entries and notes of the file of settings that a command names; none if there is no such file."""
+    name = _name_of_settings(training)
+    settings = None if name is None else _read_beside(name, neighbours)
+    return ({}, []) if settings is None else settings
+
+
+def _absent_file(training: _Training, neighbours: Neighbours) -> tuple[str, ...]:
+    """The doubt about a file of settings that a command names and that is not in the script's folder."""
+    name = _name_of_settings(training)
+    if name is None or _read_beside(name, neighbours) is not None:
+        return ()
+    return (
+        f"all that the command does not state may be wrong: {name}, the file of its settings, was not found beside the "
+        "script",
+    )
+
+
+def _name_of_settings(training: _Training) -> str | None:
+    """The file of settings that a command names and that its flags may leave open; None if it names none."""
     # A command that states its batch states the rest too, and `--config` is then something else's (Accelerate's).
     is_complete = training.form in (SWIFT, TRAINER) and MICRO in training.entries
     if is_complete or training.form is OWN_FORM:
-        return {}, []
+        return None
     name = _name_of_file(training)
     # Python files are not configurations, except XTuner's.
-    if name is not None and name.endswith(".py") and training.form is not XTUNER:
-        return {}, []
-    if name is None:
-        return {}, []
-    settings = _read_beside(name, neighbours)
-    if settings is None:
-        return {}, [f"the command names {name}, which was not found beside the script; its settings are missing here"]
-    return settings
+    is_program = name is not None and name.endswith(".py") and training.form is not XTUNER
+    return None if is_program else name
 
 
 def _read_beside(name: str, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]] | None:

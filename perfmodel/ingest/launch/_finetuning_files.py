@@ -145,7 +145,7 @@ def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
         table=(
             *DEEPSPEED.table,
             *form.table,
-            Rule(keys=(_BY_NAME,), read=_stage_by_name),
+            Rule(keys=(_BY_NAME, *_OFFLOADED), read=_stage_by_name),
             Rule(keys=(_PRECISION_UNSEEN,), read=_unseen_precision),
         ),
         harmless=(*DEEPSPEED.harmless, *form.harmless, *_BESIDE_DEEPSPEED),
@@ -313,7 +313,15 @@ def _deepspeed_entries(named: Entry, neighbours: Neighbours) -> dict[str, Entry]
     return entries
 
 
+_OFFLOADED: Final = {
+    "zero_optimization.offload_optimizer.device": "optimizer states",
+    "zero_optimization.offload_param.device": "weights",
+}
+
+
 def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
+    if _BY_NAME not in settings:
+        return {}
     name = str(settings[_BY_NAME])
     stage = _STAGE_IN_NAME.search(Path(name).name)
     if stage is None:
@@ -321,9 +329,9 @@ def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
             "doubt.deepspeed": f"the layout, the precision and memory may be wrong: {name} was not "
             "found beside the file"
         }
-    fields: Fields = {
-        "note.deepspeed": f"zero={stage[1]} is taken from the name of {name}; the file itself was not found"
-    }
+    offloads = [what for key, what in _OFFLOADED.items() if settings.get(key) == "cpu"]
+    stated = f"zero={stage[1]}" + (f" with {' and '.join(offloads)} on the host" if offloads else "")
+    fields: Fields = {"note.deepspeed": f"{stated} is taken from the name of {name}; the file itself was not found"}
     if "partial" in Path(name).name.lower():
         fields["doubt.offload"] = (
             f"memory may be wrong: {name} was not found beside the file, and its name does not tell which part of the "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from perfmodel.ingest.launch._entries import Entries, broken_at
-from perfmodel.ingest.launch._harm import Unread, harm_of, is_harmless
+from perfmodel.ingest.launch._harm import Harm, Unread, harm_of, is_harmless
 from perfmodel.ingest.launch._table import BadValue, Fields, Rule, unsaid
 
 _OFF: Final = (None, [], {}, "", False, "none")
@@ -93,7 +93,8 @@ class LaunchFormat:
                 continue
             if entry.is_default:
                 continue
-            if key not in understood and entry.value not in _OFF and not is_harmless(key, self.harmless):
+            is_off = entry.value in _OFF and not _takes_away(key, entry.value)
+            if key not in understood and not is_off and not is_harmless(key, self.harmless):
                 unread.append(Unread(key, entry.line, harm_of(key)))
         unread.sort(key=lambda setting: setting.harm)
         return Stated(fields=fields, defaults=defaults), tuple(unread)
@@ -167,7 +168,7 @@ def _read_rule(rule: Rule, stated: Entries, place: str) -> Fields:
 
 
 _FLAGS: Final = {
-    "model.": "--model",
+    "model": "--model",
     "experts.": "--model",
     "latent.": "--model",
     "devices": "--devices",
@@ -187,6 +188,17 @@ def _flag_for(rule: Rule) -> str:
         if field.startswith(start):
             return flag
     return f"--layout {field}=..."
+
+
+_EXTRAS: Final = re.compile(
+    r"flash|sdpa|spda|emha|legacy|fuse|kernel|cache|(^|[._-])(use|enable|with)[_-](?!bias|norm)"
+)
+"""Names of switches that add something: kernels, caches and the like, and words for adding."""
+
+
+def _takes_away(key: str, value: object) -> bool:
+    """Whether a setting takes a part of the model away that its framework may have by default (`moe_glu: false`)."""
+    return value is False and harm_of(key) is Harm.MODEL and _EXTRAS.search(key.lower()) is None
 
 
 def _matches(key: str, patterns: tuple[str, ...]) -> bool:

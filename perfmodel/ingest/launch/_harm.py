@@ -61,6 +61,10 @@ _WORDS: Final = (
 _PHRASES: Final = (
     # Ranks of latent attention, not of adapters.
     (re.compile(r"(^|-)(q|kv|o)-lora-(rank|dim)"), Harm.MODEL),
+    # Programs that fine-tune call the rank of adapters so.
+    (re.compile(r"^(rank|alpha|r)$|(^|-)(oft|boft|ia3|vera|loha|lokr|reft)(-|$)"), Harm.TRAINED),
+    # Stacks of layers of several kinds, some of which run beside one another.
+    (re.compile(r"(^|-)hybrid(-|$)"), Harm.MODEL),
     (re.compile(r"checkpoint(ing)?-?activation|activations?-?checkpoint|gradient-checkpoint"), Harm.MEMORY),
     (re.compile(r"(^|-)(log|logging|wandb|tensorboard)(-|$)"), Harm.TIME),
     # Routing among the experts of a few groups sends fewer messages; it changes no size.

@@ -36,6 +36,8 @@ class JobScript:
     """Devices of all pods; 0 if they ask for none."""
     slices: int
     """Slices of TPUs that the pods are on, each of which is a copy of one group of pods."""
+    kind: str = "Kubernetes manifest"
+    """What the file is, in messages."""
 
 
 @dataclass(frozen=True)

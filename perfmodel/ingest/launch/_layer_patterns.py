@@ -1,10 +1,11 @@
 """Patterns of layers: lists as in Megatron-Core's arguments, and its Mamba hybrids."""
 
 import ast
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from perfmodel.ingest.launch._table import BadValue
+from perfmodel.ingest.launch._table import BadValue, Fields
 
 MOST_LAYERS: Final = 10_000
 """Longest list of layers that is accepted."""
@@ -107,3 +108,14 @@ def _spaced_layers(kinds: list[str], kind: str, distance: float) -> list[str]:
         else:
             until_next -= 1
     return spread
+
+
+_OTHER_LAYERS: Final = re.compile(r"griffin|jamba|mamba|hyena|retro|rwkv", re.IGNORECASE)
+
+
+def kind_by_name(settings: Mapping[str, Any]) -> Fields:
+    """The doubt about a file that is named after a model whose kinds of layers only the program knows."""
+    name = str(settings.get("name", ""))
+    if _OTHER_LAYERS.search(name) is None or "model.hybrid_override_pattern" in settings:
+        return {}
+    return {"doubt.layers": f"the model may be wrong: {name} has layers of kinds that the file does not state"}

@@ -111,7 +111,8 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         fields["experts.topk"] = WHOLE.read(settings.get("model.num_experts_per_tok", 2))
         fields["experts.ffn_hidden"] = fields["model.ffn_hidden"]
     # levanter pads no vocabulary but to what its mesh divides.
-    vocab = vocabulary_of(settings.get("data.tokenizer", settings.get("model.tokenizer", "gpt2")))
+    tokenizer = settings.get("data.tokenizer", settings.get("model.tokenizer"))
+    vocab = None if tokenizer is None else vocabulary_of(tokenizer)
     if vocab is not None:
         fields["model.vocab"] = vocab
     return fields
@@ -215,12 +216,24 @@ def _attention(settings: Mapping[str, Any]) -> Fields:
     return {"flash_attention": backend != "vanilla" and FLAG.read(settings.get("model.use_flash_attention", True))}
 
 
+_DISTILLS: Final = ("student.type", "teacher.type")
+
+
+def _distills(settings: Mapping[str, Any]) -> Fields:
+    """A student that is trained beside a teacher, whose passes are no part of the prediction."""
+    raise BadValue(
+        "belongs to distillation, which runs a teacher beside the trained model; perfmodel predicts one model's "
+        f"training step: give --model, --layout and so on instead of the file, got {next(iter(settings.values()))!r}"
+    )
+
+
 LEVANTER: Final = LaunchFormat(
     name="levanter",
     syntax="yaml",
     frameworks=("levanter",),
     marks=("trainer.train_batch_size", "trainer.per_device_parallelism", "trainer.mp"),
     table=(
+        Rule(keys=_DISTILLS, read=_distills),
         Rule(keys=("initialize_from_hf", "model_name_or_path"), read=_start, fields=("model",)),
         Rule(keys=_SIZE_KEYS, read=_model, fields=("model.layers",), defaults={"model.vocab": GPT2}),
         Rule(keys=_LORA_KEYS, read=_adapters, fields=("adapter_rank",)),

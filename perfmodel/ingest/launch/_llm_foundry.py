@@ -194,7 +194,18 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key(
             "precision",
             "dtype",
-            words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}),
+            # Composer's words, and those of 2022 without `amp_`.
+            words(
+                {
+                    "amp_bf16": "bf16",
+                    "amp_fp16": "fp16",
+                    "fp32": "fp32",
+                    "amp_fp8": "fp8",
+                    "bf16": "bf16",
+                    "fp16": "fp16",
+                    "amp": "fp16",
+                }
+            ),
             default="bf16",
         ),
         # FSDP settings (composer/distributed/mosaic_parallelism.py, earlier composer/trainer/mosaic_fsdp_utils.py).

@@ -136,6 +136,10 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     if sizes["pp"] > 1:
         # JAX differentiates the loop over all forwards: backwards begin when the last forward has ended.
         fields["schedule"] = "gpipe"
+    if not open_axes and stated["dcn_data_parallelism"] == -1:
+        fields["note.slices"] = (
+            "one slice: the file leaves the number of slices (dcn_data_parallelism) to the machine; --devices sets more"
+        )
     if not open_axes:
         # Ranks of the expert axis hold other tokens, so that they are replicas of all that is no expert.
         fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
@@ -251,6 +255,9 @@ _QUANTIZED: Final = {
 def _dtype(settings: Mapping[str, Any]) -> Fields:
     """Element type of the products: of a quantization, else of activations."""
     plain = {"dtype": _DTYPES.read(settings.get("dtype", "bfloat16"))}
+    # The switch of 2023, before quantizations had names.
+    if FLAG.read(settings.get("int8_training", False)) and "quantization" not in settings:
+        return {"dtype": "int8"}
     name = str(settings.get("quantization", "")).lower()
     if name in ("", "none"):
         return plain
@@ -316,7 +323,7 @@ MAXTEXT: Final = LaunchFormat(
     syntax="yaml",
     frameworks=("maxtext",),
     defaults_file="base.yml",
-    marks=("per_device_batch_size", "ici_*_parallelism", "max_target_length", "base_emb_dim"),
+    marks=("per_device_batch_size", "ici_*_parallelism", "dcn_*_parallelism", "max_target_length", "base_emb_dim"),
     table=(
         # Mesh and batches. The batch is stated per device of all axes, so that it may be a fraction.
         Rule(keys=(*_NAMES, "shard_optimizer_over_data", "hardware"), read=_mesh, write=_write_mesh),
@@ -324,7 +331,9 @@ MAXTEXT: Final = LaunchFormat(
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
         # Lengths and element types: of products, of weights (and so of optimizer states), of gradients.
         key("max_target_length", "seq_len", default=2048),
-        Rule(keys=("dtype", "quantization"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
+        Rule(
+            keys=("dtype", "quantization", "int8_training"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}
+        ),
         read_only("opt_type", "optimizer", OPTIMIZER),
         Rule(keys=("weight_dtype", "opt_type", "mu_dtype"), read=_weights),
         Rule(keys=(_CAPACITY, "sparse_matmul"), read=_capacity),
@@ -406,6 +415,7 @@ MAXTEXT: Final = LaunchFormat(
         "init_weights_seed",
         # Constants of the model.
         "normalization_layer_epsilon",
+        "kv_quant_*",
         "rope_*",
         "*max_position_embeddings",
         "routed_scaling_factor",

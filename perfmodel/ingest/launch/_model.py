@@ -64,6 +64,10 @@ def model_of(known: Fields, place: str, name: str) -> Model | None:
     return _of_catalog(model) or model
 
 
+_WITH_WIDTH_OF_HEADS: Final = ("qwen3", "gemma", "mistral-nemo", "gpt-oss", "nemotron-h")
+"""Families whose configurations in NeMo 2 and Megatron-Bridge state the width of heads."""
+
+
 def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: str) -> Model:
     """The model of a recipe with the sizes changed by a command or script; unchanged if there are none.
 
@@ -80,6 +84,11 @@ def changed_model(recipe_model: Model, known: Fields, entries: Entries, place: s
         changes.pop("model.vocab", None)
     if not changes:
         return recipe_model
+    # Most recipes state no width of heads, which then follows from those that are changed (`kv_channels` of
+    # Megatron-Core).
+    widens = "model.hidden" in changes or "model.heads" in changes
+    if widens and "model.head_dim" not in changes and not recipe_model.name.startswith(_WITH_WIDTH_OF_HEADS):
+        recipe_fields.pop("model.head_dim", None)
     # Layers that are listed one by one cannot be more or fewer than the list.
     model = model_of(recipe_fields | changes, place, f"changed-{recipe_model.name}")
     if model is None:

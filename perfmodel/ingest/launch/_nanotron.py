@@ -117,6 +117,26 @@ def _starcoder(settings: Mapping[str, Any]) -> Fields:
     return fields
 
 
+_ACTIVATIONS: Final = words({"silu": "silu", "gelu": "gelu", "relu": "relu"})
+_XGLM: Final = (f"{_CONFIG}sinusoidal_position_embedding", f"{_CONFIG}activation_function", f"{_CONFIG}moe_glu")
+
+
+def _xglm(settings: Mapping[str, Any]) -> Fields:
+    """XGLM's layers of a fork: positions from a formula, layer norms, biases, and feed-forwards without a gate."""
+    if settings.get(_XGLM[0]) is not True:
+        return {}
+    return {
+        "model.positions": "none",
+        "model.norm": "layer_norm",
+        "model.bias": True,
+        "model.dropout": True,
+        "model.gated_ffn": FLAG.read(settings.get(_XGLM[2], False)),
+        "model.activation": words({"silu": "silu", "gelu": "gelu", "relu": "relu"}).read(
+            settings.get(_XGLM[1], "gelu")
+        ),
+    }
+
+
 NANOTRON: Final = LaunchFormat(
     name="nanotron",
     syntax="yaml",
@@ -170,7 +190,7 @@ NANOTRON: Final = LaunchFormat(
         read_only(f"{_CONFIG}head_dim", "model.head_dim"),
         read_only(f"{_CONFIG}use_qk_norm", "model.qk_norm", FLAG),
         key(f"{_CONFIG}attention_bias", "model.qkv_bias", FLAG),
-        key(f"{_CONFIG}hidden_act", "model.activation", words({"silu": "silu", "gelu": "gelu", "relu": "relu"})),
+        key(f"{_CONFIG}hidden_act", "model.activation", _ACTIVATIONS),
         # forks of 2024 have them beside the other sizes
         key(f"{_MIXTURE}num_experts", "experts.count", also=(f"{_CONFIG}moe_num_experts", f"{_CONFIG}num_experts")),
         key(
@@ -182,6 +202,7 @@ NANOTRON: Final = LaunchFormat(
         Rule(keys=_SHARED, read=_shared_expert),
         Rule(keys=_EXPERT_LAYERS, read=_layers_with_experts),
         Rule(keys=_STARCODER, read=_starcoder),
+        Rule(keys=_XGLM, read=_xglm),
         read_only(f"{_CONFIG}sliding_window_size", "model.window"),
     ),
     always={

@@ -8,6 +8,7 @@ from perfmodel.ingest.launch._arguments import SCRIPT
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._finetuning import Adapters
 from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._layer_patterns import kind_by_name
 from perfmodel.ingest.launch._megatron_hybrids import hybrid_fields
 from perfmodel.ingest.launch._megatron_settings import (
     LIMITS,
@@ -42,6 +43,7 @@ from perfmodel.ingest.launch._table import (
     Values,
     degree,
     key,
+    read_only,
     stated_value,
     words,
 )
@@ -246,7 +248,10 @@ NEMO: Final = LaunchFormat(
         ),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
-        key("model.bias", "model.bias", FLAG),
+        # Models of 2024 on Megatron-Core have its words.
+        key("model.bias", "model.bias", FLAG, also=("model.add_bias_linear",)),
+        read_only("model.gated_linear_unit", "model.gated_ffn", FLAG),
+        Rule(keys=("name", "model.hybrid_override_pattern"), read=kind_by_name),
         Rule(keys=tuple(_HYBRID), read=_hybrid, optional=("model.hybrid_override_pattern",)),
         *encoder_rules(_ACTIVATIONS),
         vocabulary_rule(

@@ -46,6 +46,8 @@ _NAMES: Final[Mapping[str, str]] = {
     "pretrained_model_name_or_path": "model_name_or_path",
 }
 """Arguments of such programs, with the corresponding names of Hugging Face's Trainer."""
+OWN_NAMES: Final = frozenset(name.replace("_", "-") for name in _NAMES)
+"""Arguments of such programs, written with hyphens."""
 _MODELS: Final = ("model_name_or_path", "model_name", "model", "base_model")
 _SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads")
 """Arguments of Megatron's programs, which state sizes instead of a model's name."""

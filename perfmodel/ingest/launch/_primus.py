@@ -62,7 +62,10 @@ def primus_overrides(source: Source) -> tuple[str, Source] | None:
     for key, entry in source.entries.items():
         table = _OVERRIDES.match(key)
         if table:
-            stated[key.removeprefix(table[0])] = replace(entry, value=value_with_defaults(entry.value))
+            # `none` is a word of torchtitan's and MaxText's, and nothing that is left out.
+            is_word = isinstance(entry.value, str) and entry.value.lower() == "none"
+            value = entry.value if is_word else value_with_defaults(entry.value)
+            stated[key.removeprefix(table[0])] = replace(entry, value=value)
         elif re.fullmatch(r"modules\.\w+\.model", key):
             name = str(value_with_defaults(entry.value)).removesuffix(".yaml")
             # Its files of models are named after their precision too: `llama3.1_8B-fp8`.

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +11,12 @@ from perfmodel import catalog
 from perfmodel.errors import LaunchFileError, UnknownNameError
 from perfmodel.files import TooLargeError, parse_json, read_text
 from perfmodel.ingest.launch._accelerate import ACCELERATE, with_deepspeed_file
-from perfmodel.ingest.launch._arguments import followed_script, read_arguments, script_at
+from perfmodel.ingest.launch._arguments import read_arguments
 from perfmodel.ingest.launch._deepspeed import DEEPSPEED
-from perfmodel.ingest.launch._entries import Entries, Neighbours, Source
+from perfmodel.ingest.launch._entries import Neighbours, Source
 from perfmodel.ingest.launch._finetuning_command import finetuning_command, may_fine_tune
 from perfmodel.ingest.launch._finetuning_files import FINETUNING, finetuning_format, with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat, Syntax
-from perfmodel.ingest.launch._harm import listed
 from perfmodel.ingest.launch._hook_file import KIND, hook_settings, torchtitan_entries
 from perfmodel.ingest.launch._kubernetes import job_script
 from perfmodel.ingest.launch._launch import Launch, Overrides, settle
@@ -37,10 +35,12 @@ from perfmodel.ingest.launch._model import changed_model
 from perfmodel.ingest.launch._nanotron import NANOTRON
 from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
 from perfmodel.ingest.launch._nemo_rl import NEMO_RL
+from perfmodel.ingest.launch._not_read import refuse_other_tools, refuse_script
 from perfmodel.ingest.launch._primus import primus_command, primus_overrides
 from perfmodel.ingest.launch._read_entries import read_json, read_toml, read_yaml
 from perfmodel.ingest.launch._recipes import recipe_command
 from perfmodel.ingest.launch._roll import roll_settings
+from perfmodel.ingest.launch._task_files import task_script
 from perfmodel.ingest.launch._torchtitan import TORCHTITAN
 from perfmodel.ingest.launch._user_scripts import user_script
 from perfmodel.ingest.launch._xtuner import read_python
@@ -82,7 +82,8 @@ def read_launch(
     GPT-NeoX), YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry, MaxText, levanter and Accelerate, command lines of
     MaxText, DeepSpeed's JSON, torchtitan's TOML; files and commands of fine-tuning by Hugging Face's Trainer,
     LLaMA-Factory, axolotl, torchtune, MS-Swift and XTuner; commands and scripts that name a recipe of torchtitan,
-    Megatron-Bridge or NeMo 2; Kubernetes manifests of jobs that run any of these. Arguments override the file.
+    Megatron-Bridge or NeMo 2; Kubernetes manifests and SkyPilot tasks that run any of these. Arguments override the
+    file.
 
     Args:
         path: the file. A shell or Python script may be followed by its arguments, `"run.sh 8 24 2"`, and preceded by
@@ -331,14 +332,7 @@ def _of_script(
         of_front_end = finetuning_command(text, place, arguments, variables)
         if of_front_end is not None:
             return of_front_end
-    # A wrapper of another script is useless by itself: the user must know which file is missing.
-    script, _ = followed_script(text, place, arguments, variables)
-    if script.absent and not any(script_at(command.argv, frozenset()) is not None for command in script.commands):
-        several = len(script.absent) > 1
-        raise LaunchFileError(
-            f"{place}: it has no training command; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
-            f"not beside it; put {'them' if several else 'it'} there, or give the script that trains"
-        )
+    refuse_script(text, place, arguments, variables, frozenset(megatron_keys))
     return None
 
 
@@ -360,7 +354,7 @@ def _of_front_end(source: Source) -> tuple[Source, LaunchFormat] | None:
     of_roll = roll_settings(source)
     if of_roll is not None:
         return of_roll
-    _refuse_other_tools(source.entries, source.place)
+    refuse_other_tools(source.entries, source.place)
     front_end = finetuning_format(source.entries)
     of_factory = factory_arguments(source) if front_end is LLAMA_FACTORY else None
     if of_factory is not None:
@@ -382,7 +376,7 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     elif syntax == "toml":
         source = read_toml(text, place)
     else:
-        of_job = _of_kubernetes(text, place)
+        of_job = _of_job(text, place)
         if of_job is not None:
             return of_job
         source = read_yaml(text, place, folder)
@@ -414,21 +408,23 @@ def _of_configuration(text: str, place: str, syntax: Syntax) -> tuple[Source, La
     return None
 
 
-def _of_kubernetes(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
-    """Entries and format of what the containers of a Kubernetes manifest run; None for other files."""
+def _of_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
+    """Entries and format of what a Kubernetes manifest or a task of SkyPilot runs; None for other files."""
     job = job_script(text)
+    if job is None:
+        job = task_script(text)
     if job is None:
         return None
     of_command = _of_script(job.text, place, (), {})
     if of_command is None:
         raise LaunchFileError(
-            f"{place}: the containers of this Kubernetes manifest run no training that perfmodel can read; give the "
-            "script that they run, or --model, --layout and so on"
+            f"{place}: the commands of this {job.kind} run no training that perfmodel can read; give the script that "
+            "they run, or --model, --layout and so on"
         )
     source, form = of_command
     if form is MAXTEXT:
         source = replace(source, entries=over_slices(source.entries, job.slices))
-    # The devices that all pods ask for are those of the job, whatever each pod's launcher says.
+    # The devices that all pods or nodes ask for are those of the job, whatever each one's launcher says.
     return replace(source, devices=job.devices or source.devices), form
 
 
@@ -448,50 +444,3 @@ def text_of(path: Path) -> str:
         raise LaunchFileError(f"{path}: cannot be read ({error.strerror}); give a launch file") from None
     except UnicodeDecodeError:
         raise LaunchFileError(f"{path}: not a text file; give a launch file") from None
-
-
-# --- files of tools that are not read, some of which share keys with formats that are -------------------
-
-_TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("litgpt", ("out_dir", "train.*", "eval.*")),
-    ("litgpt", ("out_dir", "train.*", "checkpoint_dir")),
-    ("NeMo Automodel", ("step_scheduler.*", "model.*")),
-    ("a training of the flash-attention repository", ("datamodule.*", "trainer.*")),
-    ("a training of the flash-attention repository", ("train.gpu_mem",)),
-    ("maxdiffusion", ("diffusion_scheduler_config*",)),
-    ("maxdiffusion", ("ici_*_parallelism", "pretrained_model_name_or_path")),
-    ("maxdiffusion", ("ici_*_parallelism", "unet_checkpoint")),
-    ("OLMo", ("global_train_batch_size", "tokenizer.identifier")),
-    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.include_bias")),
-    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.weight_tying")),
-    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.flash_attention")),
-    ("llm-foundry before MPT", ("global_train_batch_size", "model.mlp_ratio", "model.attn_impl")),
-    ("verl", ("actor_rollout_ref.*",)),
-    ("AReaL", ("allocation_mode", "actor.*")),
-    ("SkyRL", ("trainer.policy.*", "generator.*")),
-    ("prime-rl", ("trainer.*", "orchestrator.*")),
-    ("torchtune's recipe of reinforcement", ("policy_model._component_",)),
-    ("fairseq", ("distributed_training.*", "task.*")),
-    ("Lightning", ("seed_everything", "trainer.*")),
-    ("a Kubernetes job", ("apiVersion", "kind")),
-)
-"""Tools, and keys (patterns) that their files have all of, as no file has that is read."""
-_MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
-"""Keys of a model's `config.json`, which is no launch file."""
-
-
-def _refuse_other_tools(entries: Entries, place: str) -> None:
-    """Raise `LaunchFileError`, which names the tool, for a file of an unsupported tool."""
-    if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
-        raise LaunchFileError(
-            f"{place}: this looks like the config of a Hugging Face model; give it with --model instead"
-        )
-    # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean other things there.
-    for tool, patterns in _TOOLS:
-        if all(_has(entries, pattern) for pattern in patterns):
-            message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
-            raise LaunchFileError(f"{place}: {message}")
-
-
-def _has(entries: Entries, pattern: str) -> bool:
-    return any(fnmatchcase(key, pattern) for key in entries)

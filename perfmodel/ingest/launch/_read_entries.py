@@ -81,14 +81,17 @@ def read_yaml(text: str, place: str, folder: Path) -> Source:
     it is written.
     """
     notes: list[str] = []
+    doubts: list[str] = []
     file_entries = _yaml_entries(text, place, notes)
     merged: dict[str, Entry] = {}
     # References are resolved after all files are merged, as OmegaConf does: an included file may refer to a value
     # that this one replaces.
-    for part in _parts(file_entries, folder, notes):
+    for part in _parts(file_entries, folder, notes, doubts):
         merged |= {key.removeprefix(wrapper_of(key)): entry for key, entry in part.items()}
     written = {key: entry.value for key, entry in file_entries.items()}
-    return Source(place=place, entries=resolved(merged, place), notes=tuple(notes), written=written)
+    return Source(
+        place=place, entries=resolved(merged, place), notes=tuple(notes), doubts=tuple(doubts), written=written
+    )
 
 
 WRAPPERS: Final = ("ConfigContainer.", "parameters.")
@@ -98,6 +101,14 @@ WRAPPERS: Final = ("ConfigContainer.", "parameters.")
 def wrapper_of(key: str) -> str:
     """Prefix (with its dot) of the table that wraps the whole configuration and this key; else empty."""
     return next((wrapper for wrapper in WRAPPERS if key.startswith(wrapper)), "")
+
+
+class _Include(str):
+    """A file name behind the tag `!include`, in whose place the file's own keys stand (levanter)."""
+
+
+_DEFAULTS_FILES: Final = ("base.yml",)
+"""Files with a framework's defaults, which are known without them."""
 
 
 class _NamedFile(NamedTuple):
@@ -110,9 +121,23 @@ class _NamedFile(NamedTuple):
     """Line of the including file that names it."""
 
 
-def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) -> Iterator[dict[str, Entry]]:
-    """The files that a file includes, in order of increasing precedence (Hydra: `_self_` is last unless listed)."""
-    included = _included_files(entries_of_file)
+def _parts(
+    entries_of_file: dict[str, Entry], folder: Path, notes: list[str], doubts: list[str]
+) -> Iterator[dict[str, Entry]]:
+    """The files that a file includes, in order of increasing precedence (Hydra: `_self_` is last unless listed).
+
+    Args:
+        entries_of_file: entries of the file itself.
+        folder: where the included files are.
+        notes: to which a sentence is added for every defaults file that is missing.
+        doubts: likewise for every other file.
+    """
+    # What a directive of YAML includes lies below everything else.
+    by_directive = {key: entry for key, entry in entries_of_file.items() if isinstance(entry.value, _Include)}
+    entries_of_file = {key: entry for key, entry in entries_of_file.items() if key not in by_directive}
+    included: list[_NamedFile | None] = []
+    included += [_NamedFile(str(entry.value), f"{key}.", entry.line) for key, entry in by_directive.items()]
+    included += _included_files(entries_of_file)
     own_entries = {key: entry for key, entry in entries_of_file.items() if key not in ("defaults", "extends")}
     for part in included if None in included else [*included, None]:
         if part is None:
@@ -120,10 +145,16 @@ def _parts(entries_of_file: dict[str, Entry], folder: Path, notes: list[str]) ->
             continue
         path = folder / part.name
         if not path.is_file():
-            notes.append(
-                f"{part.name} (line {part.line}), which the file builds on, was not found beside it; its settings "
-                "are missing here"
-            )
+            if path.name in _DEFAULTS_FILES:
+                notes.append(
+                    f"{part.name} (line {part.line}), which the file builds on, was not found beside it; its settings "
+                    "are missing here"
+                )
+            else:
+                doubts.append(
+                    f"all that the file leaves to {part.name} (line {part.line}) may be wrong, because that file was "
+                    "not found beside it"
+                )
             continue
         try:
             text = read_text(path)
@@ -238,6 +269,8 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
     entries: dict[str, Entry] = {}
 
     def value_of(node: yaml.Node) -> Any:
+        if node.tag == "!include" and isinstance(node, yaml.ScalarNode):
+            return _Include(node.value)
         try:
             return loader.construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError, TypeError):  # a tag of the framework's own, or a date that is none

@@ -32,7 +32,13 @@ SCHEDULES: Final = {
     "DualPipeV": ("dualpipe-v", 1),
 }
 """Names in `torch.distributed.pipelining` -> perfmodel's names, with the default number of virtual stages."""
-_FAMILIES: Final = {"llama3": "llama3-", "deepseek_v3": "deepseek-v3-", "qwen3": "qwen3-", "llama2": "llama2-"}
+_FAMILIES: Final = {
+    "llama3": "llama3-",
+    "deepseek_v3": "deepseek-v3-",
+    "qwen3": "qwen3-",
+    "llama2": "llama2-",
+    "gpt_oss": "gpt-oss-",
+}
 _FLAVORS: Final = {
     ("llama3", "405B"): "llama3.1-405b",
     ("llama3", "1B"): "llama3.2-1b",
@@ -55,7 +61,12 @@ def _model(settings: Mapping[str, Any]) -> Fields:
     # A file names its model by family and flavor; sizes stand in torchtitan's own code (`models/*/__init__.py`).
     family = TEXT.read(settings.get("model.name", "llama3"))
     flavor = TEXT.read(settings.get("model.flavor", "debugmodel"))
-    return {"model": _FLAVORS.get((family, flavor), _FAMILIES.get(family, f"{family}-") + flavor)}
+    known = _FLAVORS.get((family, flavor))
+    name = known or _FAMILIES.get(family, f"{family}-") + flavor
+    if known is not None or family in _FAMILIES or catalog_model(name) is None:
+        return {"model": name}
+    doubt = f"the model may be wrong: torchtitan has no family {family}, so {name} is taken for its flavor {flavor}"
+    return {"model": name, "doubt.model": doubt}
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
@@ -213,8 +224,13 @@ def _write_batch(fields: Fields) -> Mapping[str, Any]:
 _DTYPES: Final = words({"bfloat16": "bf16", "float32": "fp32"})
 
 
-_FLOAT8_SWITCHES: Final = ("float8.enable_float8_linear", "training.enable_float8_linear")
-"""Switches for 8-bit products in 2024, before model converters existed."""
+_FLOAT8_SWITCHES: Final = (
+    "float8.enable_float8_linear",
+    "training.enable_float8_linear",
+    "primus_turbo.use_turbo_float8_linear",
+    "primus_turbo.use_turbo_mx_linear",
+)
+"""Switches for 8-bit products: those of 2024, before model converters existed, and those of Primus."""
 
 
 def _optimizer(settings: Mapping[str, Any]) -> Fields:

@@ -4,6 +4,7 @@
 YAML, from JSON, and as flags of a command (`_finetuning_command`).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -108,8 +109,27 @@ def _packed(settings: Mapping[str, Any]) -> Fields:
 
 
 PACKINGS: Final = ("packing", "neat_packing", "group_by_length", "padding_free")
-MODEL_KEYS: Final = ("model_name_or_path", "model_id_or_path", "model", "model_name", "base_model")
+MODEL_KEYS: Final = (
+    "model_name_or_path",
+    "model_id_or_path",
+    "model",
+    "model_name",
+    "base_model",
+    # Programs of Qwen's and LLaVA's followers.
+    "model_id",
+    "model_path",
+)
 _CONFIGURATION: Final = "config_name"
+_PARTS_OF_LENGTH: Final = ("max_source_length", "max_target_length")
+
+
+def _length_of_parts(settings: Mapping[str, Any]) -> Fields:
+    """Longest sequence of programs that cut the prompt and the answer, one after the other (ChatGLM's)."""
+    if len(settings) < len(_PARTS_OF_LENGTH):
+        return {}
+    return {"seq_len": sum(WHOLE.read(length) for length in settings.values())}
+
+
 _LENGTHS: Final = ("max_seq_length", "max_length", "max_seq_len", "block_size", "model_max_length")
 
 
@@ -208,7 +228,8 @@ HARMLESS: Final = patterns(
     "video_* average_tokens_across_devices *_token ignore_data_skip data_path data_files packing_*",
     "pad_to_multiple_of train_file validation_file eos_token length_column_name load_data_args",
     "truncation_strategy mask_history train_on_prompt lazy_tokenize",
-    "*_steps *_strategy report_to run_name *hub* plot_loss logging* include_* metric_for* disable_tqdm log_*",
+    "*_steps *_strategy report_to run_name *hub* plot_loss logging* include_num_* include_inputs* metric_for*",
+    "include_for_metrics include_tokens_per_second disable_tqdm log_*",
     "push_to_hub* model_author project batch_eval_metrics skip_memory_metrics debug add_version",
     "freeze_multi_modal_projector",
     "output_dir overwrite_* resume_from_checkpoint cache_dir *_cache load_best_model_at_end",
@@ -236,6 +257,8 @@ HARMLESS: Final = patterns(
 _CHAT_ADAPTERS: Final = ("lora_dim", "lora_module_name", "only_optimize_lora")
 _ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
 """Switches of adapters: trl's, and those of LLaVA's and Qwen's programs."""
+_TRAINS_ADAPTERS: Final = re.compile(r"(^|[^a-z])(q?lora|dora|peft|adapters?)([^a-z]|$)", re.IGNORECASE)
+"""Names of programs that train adapters."""
 _TRL_ADAPTERS: Final = (
     *_ADAPTER_SWITCHES,
     "lora_r",
@@ -271,6 +294,12 @@ def _trl_adapters(settings: Mapping[str, Any]) -> Fields:
     usual_rank = 64 if "lora_enable" in settings else 16
     # trl drops every other setting of adapters without `use_peft`; scripts of their own often have only the ranks.
     bits = bits_of(settings)
+    program = str(settings.get(PROGRAM, ""))
+    if not stated and not bits and _TRAINS_ADAPTERS.search(program):
+        return {
+            "doubt.trained": f"what is trained may be wrong: {program} is named after adapters, but no argument of "
+            "theirs was understood, and all weights are predicted to be trained"
+        }
     if stated and all(is_on(settings.get(name, True)) for name in _ADAPTER_SWITCHES):
         rank = settings.get("lora_r", settings.get("lora_rank", usual_rank))
         return Adapters(
@@ -322,10 +351,11 @@ TRAINER: Final = LaunchFormat(
         precision_rule("fp32"),
         Rule(keys=(MICRO, ACCUMULATION), read=trainer_batches),
         Rule(keys=(*MODEL_KEYS, _CONFIGURATION), read=named_model, fields=("model",)),
+        Rule(keys=_PARTS_OF_LENGTH, read=_length_of_parts, fields=("seq_len",)),
         read_only(_LENGTHS[0], "seq_len"),
         *(read_only(name, "seq_len") for name in _LENGTHS[1:]),
         Rule(
-            keys=(*_TRL_ADAPTERS, *MODEL_KEYS),
+            keys=(*_TRL_ADAPTERS, *MODEL_KEYS, PROGRAM),
             read=_trl_adapters,
             fields=("adapter_rank",),
         ),

@@ -21,8 +21,15 @@ _DEGREES: Final = {
     "engine.context_parallel_size": "cp",
     "engine.expert_model_parallel_size": "ep",
     "engine.expert_tensor_parallel_size": "etp",
+    # NeMo Automodel as an engine.
+    "engine.tp_size": "tp",
+    "engine.pp_size": "pp",
+    "engine.cp_size": "cp",
+    "engine.ep_size": "ep",
 }
-"""Degrees of Megatron-Core as an engine."""
+"""Degrees of Megatron-Core and of NeMo Automodel as engines."""
+_HOST_OPTIMIZER: Final = "optim.override_optimizer_config.optimizer_cpu_offload"
+_MEGATRON_RECOMPUTE: Final = "engine.override_transformer_config.recompute_granularity"
 _SEQUENCE: Final = "engine.sequence_parallel"
 _ULYSSES: Final = ("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size")
 _OFFLOADS: Final = (
@@ -36,7 +43,7 @@ _LENGTH: Final = "data.max_length"
 _USUAL_LENGTH: Final = 1024
 _DYNAMIC: Final = "data.use_dynamic_bsz"
 _BATCHES: Final = ("data.train_batch_size", "data.micro_batch_size_per_gpu", "data.micro_batch_size")
-_RECOMPUTE: Final = "model.enable_gradient_checkpointing"
+_RECOMPUTE: Final = ("model.enable_gradient_checkpointing", "engine.activation_checkpointing", _MEGATRON_RECOMPUTE)
 
 
 def _is_first_generation(settings: Mapping[str, Any]) -> bool:
@@ -44,13 +51,17 @@ def _is_first_generation(settings: Mapping[str, Any]) -> bool:
     return "fsdp_sft" in str(settings.get(PROGRAM, ""))
 
 
+def _degrees(settings: Mapping[str, Any]) -> Fields:
+    return {field: WHOLE.read(settings[name]) for name, field in _DEGREES.items() if settings.get(name) is not None}
+
+
 def _layout(settings: Mapping[str, Any]) -> Fields:
     if settings.get(_ENGINE) == "megatron":
         # The distributed optimizer unless a script turns it off (verl/workers/config/engine.py `McoreEngineConfig`).
         fields: Fields = {"zero": int(is_on(settings.get("engine.use_distributed_optimizer", True)))}
-        for name, field in _DEGREES.items():
-            if settings.get(name) is not None:
-                fields[field] = WHOLE.read(settings[name])
+        fields |= _degrees(settings)
+        if is_on(settings.get(_HOST_OPTIMIZER)):
+            fields["offload_states"] = "optimizer"
         if fields.get("ep", 1) == 1:
             fields.pop("etp", None)
         # On unless a script turns it off, where there are ranks to share the sequence.
@@ -58,7 +69,7 @@ def _layout(settings: Mapping[str, Any]) -> Fields:
         return fields | {"sequence_parallel": shares and fields.get("tp", 1) > 1}
     # FULL_SHARD, or FSDP2 that shards weights again after the forward pass.
     on_host = all(is_on(settings.get(name)) for name in _OFFLOADS[:2]) or is_on(settings.get(_OFFLOADS[2]))
-    fields = {"zero": 3} | fsdp_offload(3, on_host)
+    fields = {"zero": 3} | fsdp_offload(3, on_host) | _degrees(settings)
     for name in _ULYSSES:
         if name in settings:
             fields |= sharded_sequences(settings[name], "ulysses")
@@ -100,7 +111,11 @@ def _precision(settings: Mapping[str, Any]) -> Fields:
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
-    return {"recompute": "full" if is_on(settings.get(_RECOMPUTE, not _is_first_generation(settings))) else "none"}
+    # Megatron-Core's own setting is handed to it as it is.
+    if settings.get(_MEGATRON_RECOMPUTE) is not None:
+        return {"recompute": words({"full": "full", "selective": "selective"}).read(settings[_MEGATRON_RECOMPUTE])}
+    stated = next((settings[name] for name in _RECOMPUTE if name in settings), not _is_first_generation(settings))
+    return {"recompute": "full" if is_on(stated) else "none"}
 
 
 def _adapters(settings: Mapping[str, Any]) -> Fields:
@@ -136,7 +151,16 @@ VERL: Final = LaunchFormat(
         Rule(keys=(PROGRAM, *_BATCHES, _DYNAMIC, "data.max_token_len_per_gpu", _LENGTH, *_ULYSSES), read=_batches),
         Rule(keys=(PROGRAM, _LENGTH, "use_remove_padding"), read=_length, fields=("seq_len",)),
         Rule(
-            keys=(PROGRAM, _ENGINE, "engine.use_distributed_optimizer", _SEQUENCE, *_DEGREES, *_ULYSSES, *_OFFLOADS),
+            keys=(
+                PROGRAM,
+                _ENGINE,
+                "engine.use_distributed_optimizer",
+                _SEQUENCE,
+                *_DEGREES,
+                *_ULYSSES,
+                *_OFFLOADS,
+                _HOST_OPTIMIZER,
+            ),
             read=_layout,
         ),
         Rule(
@@ -144,13 +168,15 @@ VERL: Final = LaunchFormat(
             read=_precision,
             fields=("dtype",),
         ),
-        Rule(keys=(PROGRAM, _RECOMPUTE), read=_recompute, fields=("recompute",)),
+        Rule(keys=(PROGRAM, *_RECOMPUTE), read=_recompute, fields=("recompute",)),
         Rule(keys=("model.lora_rank", "model.target_modules"), read=_adapters, fields=("adapter_rank",)),
         Rule(keys=("model.use_liger",), read=_fused),
     ),
     harmless=patterns(
         "trainer.* optim optim.* data.* checkpoint.* model.lora_alpha model.trust_remote_code model.tokenizer_path",
         "model.external_lib model.use_remove_padding model.fsdp_config.wrap_policy.* model.use_shm engine.strategy",
+        "engine.override_transformer_config.recompute_method engine.override_transformer_config.recompute_num_layers",
+        "engine.override_transformer_config.attention_backend engine.use_mbridge engine.vanilla_mbridge model",
         "engine.wrap_policy.* engine.dtype model.strategy model.override_config.* profiler.* engine.seed",
     ),
 )

@@ -210,7 +210,9 @@ class Builtins(Expander):
         characters = self.separators()
         if any(re.match(r"-[A-Za-z]*a", word.text) for word in argv[1:]):
             elements = divided_at(text, characters)
-            self.state.variables[names[-1]] = {str(i): Word(piece, node.line) for i, piece in enumerate(elements)}
+            self.state.variables[names[-1]] = {
+                str(i): Word(piece, node.line, unknown(text)) for i, piece in enumerate(elements)
+            }
             return not is_last
         # The last name takes what is left; names without a piece are empty.
         values = [*divided_at(text, characters, len(names)), *[""] * len(names)]

@@ -29,6 +29,8 @@ class Word:
 
     text: str
     line: int
+    is_uncounted: bool = field(default=False, compare=False)
+    """Whether it stands for any number of words: its value is not known, and no quotes hold it together."""
 
 
 LAUNCH_VARIABLES: Final = (
@@ -130,7 +132,7 @@ class Expander:
         expanded: list[Word] = []
         # A word is built from its parts; a part with several values closes the word with its first value and begins
         # another with its last (`-x"${A[@]}"y` becomes `-xa`, `b`, `cy`). `begun` tells an empty word (`""`) from none.
-        text, line, begun = "", raw.line, False
+        text, line, begun, is_uncounted = "", raw.line, False, False
         for part in raw.parts:
             if part.kind == "text":
                 text, begun = text + part.text, True
@@ -138,7 +140,9 @@ class Expander:
             values = self.values(part)
             if values is None:
                 text, begun = text + part.written, True
+                is_uncounted = is_uncounted or not part.quoted
                 continue
+            is_uncounted = is_uncounted or (not part.quoted and any(unknown(value.text) for value in values))
             if not part.quoted:
                 divided: list[Word] = []
                 for value in values:
@@ -150,14 +154,14 @@ class Expander:
                 begun = True
             for i, value in enumerate(values):
                 if i:
-                    expanded.append(Word(text, line))
+                    expanded.append(Word(text, line, is_uncounted))
                     text = ""
                 if len(values) > 1:
                     # Where a word of several was written says more than where all are used.
                     line = value.line
                 text, begun = text + value.text, True
         if begun:
-            expanded.append(Word(text, line))
+            expanded.append(Word(text, line, is_uncounted))
         return expanded
 
     def expanded(self, raw_words: Iterable[tree.RawWord]) -> list[Word]:
@@ -203,6 +207,8 @@ class Expander:
         if name in ("@", "*"):
             return {str(i): word for i, word in enumerate(self.state.arguments)}
         if name == "#":
+            if any(word.is_uncounted for word in self.state.arguments):
+                return None
             return {"0": Word(str(len(self.state.arguments)), line)}
         if name == "0" or (name == "BASH_SOURCE" and "BASH_SOURCE" not in self.state.variables):
             return {"0": Word(self.state.name if name == "0" else self.state.place, line)}
@@ -262,9 +268,15 @@ class Expander:
         match = re.fullmatch(r"([A-Za-z_]\w*|[@*])(\[[@*]\])?", text)
         if match is None:
             return None
-        value = self.stated(match[1], line) or {}
+        stated = self.stated(match[1], line)
+        value = stated or {}
         is_array = bool(match[2]) or match[1] in "@*"
+        # A loop or a program whose output nobody knows may have filled an array that the script never empties.
+        if is_array and (stated is None or any(word.is_uncounted for word in value.values())):
+            return None
         plain_text = value["0"].text if "0" in value else ""
+        if not is_array and unknown(plain_text):
+            return None
         size = len(value) if is_array else len(plain_text)
         return [Word(str(size), line)]
 

@@ -119,6 +119,8 @@ def _value(node: ast.AST) -> int:
 def trimmed(value: str, mark: str, pattern: str) -> str:
     """Expand `${value#pattern}`, `##`, `%` or `%%`: remove the shortest or longest match at the start or end."""
     longest = len(mark) == 2
+    # Both signs negate a class of characters in the shell.
+    pattern = pattern.replace("[^", "[!")
     ends = range(len(value) + 1)
     if mark[0] == "#":
         # Patterns of the shell are not greedy or lazy by themselves: all lengths are tried, and the sign chooses.
@@ -139,13 +141,28 @@ def replaced(value: str, text: str) -> str:
     everywhere = text.startswith("/")
     pattern, _, replacement = text.removeprefix("/").partition("/")
     anchor = pattern[:1] if pattern[:1] in ("#", "%") else ""
-    expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern.removeprefix(anchor))
+    expression = _expression(pattern.removeprefix(anchor))
     if anchor:
         expression = f"^{expression}" if anchor == "#" else f"{expression}$"
     if not expression:
         return value
     # A function, as backslashes of a text would mean groups.
     return re.sub(expression, lambda match: replacement, value, count=0 if everywhere else 1)
+
+
+_PART_OF_PATTERN: Final = re.compile(r"\*|\?|\[([!^]?)(\]?[^\]]*)\]|.", re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """A pattern of the shell as a regular expression."""
+
+    def translated(match: re.Match[str]) -> str:
+        if match[2]:
+            characters = match[2].replace("\\", "\\\\").replace("^", "\\^").replace("[", "\\[")
+            return f"[{'^' if match[1] else ''}{characters}]"
+        return {"*": ".*", "?": "."}.get(match[0], re.escape(match[0]))
+
+    return _PART_OF_PATTERN.sub(translated, pattern)
 
 
 class Condition:

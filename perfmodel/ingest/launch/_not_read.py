@@ -1,0 +1,106 @@
+"""Refusals of launch files that are recognised but not read: files of other tools, and scripts of unknown programs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._arguments import followed_script, script_at
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._harm import listed
+from perfmodel.ingest.launch.shell import Script
+
+_TOOLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("litgpt", ("out_dir", "train.*", "eval.*")),
+    ("litgpt", ("out_dir", "train.*", "checkpoint_dir")),
+    ("NeMo Automodel", ("step_scheduler.*", "model.*")),
+    ("a training of the flash-attention repository", ("datamodule.*", "trainer.*")),
+    ("a training of the flash-attention repository", ("train.gpu_mem",)),
+    ("maxdiffusion", ("diffusion_scheduler_config*",)),
+    ("maxdiffusion", ("ici_*_parallelism", "pretrained_model_name_or_path")),
+    ("maxdiffusion", ("ici_*_parallelism", "unet_checkpoint")),
+    ("OLMo", ("global_train_batch_size", "tokenizer.identifier")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.include_bias")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.weight_tying")),
+    ("OLMo", ("global_train_batch_size", "model.mlp_ratio", "model.flash_attention")),
+    ("llm-foundry before MPT", ("global_train_batch_size", "model.mlp_ratio", "model.attn_impl")),
+    ("verl", ("actor_rollout_ref.*",)),
+    ("AReaL", ("allocation_mode", "actor.*")),
+    ("SkyRL", ("trainer.policy.*", "generator.*")),
+    ("prime-rl", ("trainer.*", "orchestrator.*")),
+    ("torchtune's recipe of reinforcement", ("policy_model._component_",)),
+    ("fairseq", ("distributed_training.*", "task.*")),
+    ("Lightning", ("seed_everything", "trainer.*")),
+    ("a Kubernetes job", ("apiVersion", "kind")),
+)
+"""Tools, and keys (patterns) that their files have all of, as no file has that is read."""
+_MODEL_OF_HUGGING_FACE: Final = ("architectures", "model_type")
+"""Keys of a model's `config.json`, which is no launch file."""
+
+
+def refuse_other_tools(entries: Entries, place: str) -> None:
+    """Raise `LaunchFileError`, which names the tool, for a file of an unsupported tool."""
+    if all(name in entries for name in _MODEL_OF_HUGGING_FACE):
+        raise LaunchFileError(
+            f"{place}: this looks like the config of a Hugging Face model; give it with --model instead"
+        )
+    # Their keys overlap with those of formats that are read (`trainer.*`, `model.*`), and mean other things there.
+    for tool, patterns in _TOOLS:
+        if all(_has(entries, pattern) for pattern in patterns):
+            message = f"looks like {tool}, which perfmodel does not read; give --model, --layout and so on instead"
+            raise LaunchFileError(f"{place}: {message}")
+
+
+def _has(entries: Entries, pattern: str) -> bool:
+    return any(fnmatchcase(key, pattern) for key in entries)
+
+
+def refuse_script(
+    text: str, place: str, arguments: Sequence[str], variables: Mapping[str, str] | None, known: frozenset[str]
+) -> None:
+    """Raise `LaunchFileError` for a shell script without a training command, if the script tells why it has none.
+
+    Args:
+        text: the script.
+        place: its path.
+        arguments: of the script itself.
+        variables: set in its environment.
+        known: arguments of training programs.
+    """
+    script, _ = followed_script(text, place, arguments, variables)
+    programs = _programs(script)
+    # A wrapper of another script is useless by itself: the user must know which file is missing.
+    if script.absent and not programs:
+        several = len(script.absent) > 1
+        raise LaunchFileError(
+            f"{place}: it has no training command; it runs {listed(script.absent)}, which {'are' if several else 'is'} "
+            f"not beside it; put {'them' if several else 'it'} there, or give the script that trains"
+        )
+    if programs:
+        raise LaunchFileError(
+            f"{place}: it runs {listed(programs)}, whose arguments perfmodel does not know; add the lines that "
+            "perfmodel hook prints and give the file that they write, or give --model, --layout and so on instead"
+        )
+    # Scripts keep arguments in files of their own, which others source.
+    stated = {name for name in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", text) if name in known}
+    if len(stated) >= _FEWEST_ARGUMENTS:
+        raise LaunchFileError(
+            f"{place}: it sets arguments of a training ({listed(sorted(f'--{name}' for name in stated))}) but starts "
+            "no program; give the script that sources it, beside it"
+        )
+
+
+_FEWEST_ARGUMENTS: Final = 2
+"""Fewest arguments of training programs in a script that sets them for others."""
+
+
+def _programs(script: Script) -> list[str]:
+    """Python programs that a script runs, once each."""
+    names: list[str] = []
+    for command in script.commands:
+        position = script_at(command.argv, frozenset())
+        name = "" if position is None else command.argv[position].text
+        if name and name not in names:
+            names.append(name)
+    return names
