@@ -68,8 +68,16 @@ _VARIANT: Final = re.compile(
 """Endings of names on a hub that describe fine-tuning, which does not change the architecture."""
 
 
+_IN_CACHE: Final = re.compile(r"(?:^|/)models--(?P<id>[^/]+)(?:/snapshots(?:/\w+)?)?/?$")
+"""A folder of Hugging Face's cache, whose name has two dashes for the slash of the id (huggingface_hub file_download.py
+`repo_folder_name`)."""
+
+
 def hub_names(name: str) -> tuple[str, ...]:
     """Possible catalog names for a model's name on a hub or in a framework, likeliest first."""
+    cached = _IN_CACHE.search(name)
+    if cached:
+        name = cached["id"].replace("--", "/")
     # An id has its owner in front, and at its end how the model was trained on.
     tries = [name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")]
     # `mistral-7b-instruct-v0.3` is tried without its version, then without the word before it.
@@ -206,7 +214,7 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
         return Transformer(
             name=name if isinstance(name, str) and name else f"{family}-{place}",
             source=f"Hugging Face configuration {place}",
-            left_out="; ".join(filter(None, (*left_out, relative.left_out))),
+            left_out="; ".join(filter(None, (*left_out, relative.left_out, getattr(read, "left_out", "")))),
             **_with_assumed_length(fields),
         )
     except huggingface.CannotDescribeError as error:

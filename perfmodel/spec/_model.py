@@ -202,6 +202,11 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: {' and '.join(has_own_heads)} cannot be combined with latent_attention or decoder_layers"
             )
 
+        # Of other parts nobody has said whether they have such norms.
+        others = [name for name in ("experts", "latent_attention", "decoder_layers") if self.value(name)]
+        if self.norms.sub_norms and others:
+            raise PerfModelError(f"{owner}: sub_norms cannot be combined with {' and '.join(others)}")
+
         # Attention and feed-forward side by side are two sub-layers of one input, and nothing else.
         sequential = ("latent_attention", "decoder_layers", "mtp_layers", "adaln")
         incompatible = [name for name in sequential if self.value(name)]

@@ -99,6 +99,9 @@ class Norms(Stated):
     """Layer norms have a shift; None: as `bias` says."""
     norm_parameters: bool = True
     """Norms have parameters; those of OLMo 1 have none (arXiv 2402.00838, section 2.1)."""
+    sub_norms: bool = False
+    """Attention's result and the activations of feed-forwards are normalised before the last product (BitNet b1.58
+    2B4T, arXiv 2504.12285, section 2)."""
     embedding_norm: bool = False
     """Embeddings are normalised before the first layer (BLOOM, BART)."""
     final_norm: bool = True

@@ -179,6 +179,7 @@ class NormKeywords(TypedDict, total=False):
     norm_at: Literal["input", "output", "both"]
     norm_bias: bool | None
     norm_parameters: bool
+    sub_norms: bool
     embedding_norm: bool
     final_norm: bool
     adaln: AdaLN | None

@@ -18,6 +18,7 @@ from perfmodel.workload._pointwise import (
     head_norm,
     rotary,
     small_norm,
+    sub_norm,
 )
 from perfmodel.workload._quantisation import cast_for_attention
 from perfmodel.workload._scores import compiled_softmax, scaled_and_masked, softmax_in_fp32, without_softmax
@@ -295,7 +296,8 @@ def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool 
         bias=model.block.bias or model.attention.output_bias,
         communicates=reduced,
     )
-    pieces = [*sinks, projection]
+    normed = [sub_norm(model, local, width)] if model.norms.sub_norms else []
+    pieces = [*sinks, *normed, projection]
     if local.job.fine_tuning.adapter_rank:
         pieces += adapters(local, [("linear_proj", local.hidden)], width, row_parallel=True)
     return pieces

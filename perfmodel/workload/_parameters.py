@@ -162,6 +162,12 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         normed -= n["M"]
     norms = norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
 
+    # Norms of what the last products take.
+    if model.norms.sub_norms:
+        norms += norm_params(model, model.heads * model.value_dim) * n["*"]
+        norms += norm_params(model, model.in_window.heads * model.in_window.value_dim) * n["W"]
+        norms += norm_params(model, model.ffn_hidden) * n["-"]
+
     # Scale, shift and gate of each sub-layer are made of the condition by one product.
     if model.norms.adaln:
         norms += 3 * (h * h + h) * len(letters)

@@ -258,6 +258,13 @@ def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
     return [small_norm(model, local, rows * heads, d) for heads in (local.heads, local.kv_heads)]
 
 
+def sub_norm(model: Transformer, local: ShardSizes, size: int) -> Piece:
+    """Norm of the `size` elements on this device that the last product of attention or of a feed-forward takes."""
+    # Over all of them, also where tensor parallelism divides them: the sums that ranks then exchange are a number a
+    # token, and are left out.
+    return small_norm(model, local, local.tokens, size)
+
+
 def attention_gate(local: ShardSizes, width: int) -> Piece:
     """The sigmoid of a gate times attention's result; keeps both (the gate together with the queries)."""
     kept_bytes = float(local.tokens * width * local.act_bytes)

@@ -19,7 +19,7 @@ from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
-from perfmodel.workload._pointwise import activation, beside_experts, norm, side_by_side, sub_layer
+from perfmodel.workload._pointwise import activation, beside_experts, norm, side_by_side, sub_layer, sub_norm
 from perfmodel.workload._quantisation import activation_quantises
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
 
@@ -371,10 +371,12 @@ def feed_forward(model: Transformer, local: ShardSizes, *, own_input: bool = Tru
             outputs.append(("gate_proj", local.ffn))
         first_adapters = adapters(local, outputs, local.hidden)
         last_adapters = adapters(local, [("linear_fc2", local.hidden)], local.ffn, row_parallel=True)
+    normed = [sub_norm(model, local, local.ffn)] if model.norms.sub_norms else []
     pieces = [
         first_product,
         *first_adapters,
         *recomputed("mlp_act", [activation(model, local, local.tokens, local.ffn)]),
+        *normed,
         *last_adapters,
         row_linear(local, local.hidden, local.ffn, bias=bias, narrow_input=narrow),
     ]

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,10 +164,8 @@ NOT_COUNTED = {
     "apertus": 8 * 2,  # parameters of the activation
     "axk1": 3 * 7168,  # norms of what experts give
     "beam": 5 * 48,  # biases of attention's gates
-    "bitnet": 8 * (2560 + 6912),  # norms inside attention and feed-forward
     "big_bird": -(2 * 768 + 2),  # its masked-LM class has no head that tells whether sentences follow one another
     "ctrl": 246_534,  # bias of the head
-    "deberta-v2": 2 * 768,  # the norm of its distances
     "gte": 12 * 2 * 768,  # biases of what attention and feed-forward give
     "marian": 2 * 1024 * 1024,  # positions, which are not trained
     "modernbert": -768,  # the first layer has no norm
@@ -466,6 +465,48 @@ def test_layers_of_longcat_have_two_attentions_and_experts_beside():
     assert "experts that compute nothing" in net.left_out
 
 
+@pytest.mark.parametrize("further", [{}, {"num_hidden_layers": 56}])
+def test_layers_of_longcat_are_counted_once(further: dict[str, int]) -> None:
+    """transformers' class makes `num_hidden_layers` twice `num_layers`, for the cache of both attentions."""
+    assert model_from_config(LONGCAT_FLASH | further).layers == 28
+
+
+DEBERTA = {
+    "model_type": "deberta-v2",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 40,
+}
+SHARED = {"relative_attention": True, "position_biased_input": False, "share_att_key": True}
+
+
+@pytest.mark.parametrize(
+    ("stated", "published"),
+    [
+        ({}, 160_008),
+        ({"position_biased_input": False}, 157_448),
+        ({"relative_attention": True}, 165_128),
+        ({**SHARED, "max_relative_positions": 50, "norm_rel_ebd": "layer_norm", "pos_att_type": "c2p|p2c"}, 163_976),
+        ({**SHARED, "position_buckets": 8, "pos_att_type": ["c2p"]}, 158_472),
+    ],
+)
+def test_tables_of_distances_of_deberta(stated: dict[str, Any], published: int) -> None:
+    """Parameters of transformers' `DebertaV2ForMaskedLM` (5.24) of these sizes."""
+    net = model_from_config(DEBERTA | stated)
+    assert parameters(net).total == published
+    assert "disentangled attention" in net.left_out
+
+
+def test_other_parts_of_deberta_are_named() -> None:
+    separate = {"relative_attention": True, "pos_att_type": ["c2p"]}
+    with pytest.raises(PerfModelError, match=r"projects positions separately \(share_att_key\)"):
+        model_from_config(DEBERTA | separate)
+    assert "convolution" in model_from_config(DEBERTA | {"conv_kernel_size": 3}).left_out
+
+
 @pytest.mark.parametrize("layers", [1, 4])
 def test_each_further_attention_of_a_layer_adds_products(layers):
     """Two attentions and two feed-forwards a layer are twice those of a layer with one each."""
@@ -697,7 +738,9 @@ def test_every_family_of_transformers_is_read_or_says_what_it_lacks(classes: str
     assert unnamed == []
 
 
-@pytest.mark.parametrize("family", ["zamba", "recurrent_gemma", "gemma4_text", "switch_transformers", "rwkv7"])
+@pytest.mark.parametrize(
+    "family", ["zamba", "recurrent_gemma", "gemma4_text", "switch_transformers", "rwkv7", "minimax_m1"]
+)
 def test_a_family_that_cannot_be_described_says_why_in_one_line(family: str) -> None:
     with pytest.raises(PerfModelError, match=r"cannot be described exactly: .*add_a_model") as refusal:
         model_from_config({"model_type": family, "hidden_size": 512, "num_hidden_layers": 4})

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import perfmodel as pm
+from perfmodel.catalog import hub_names
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch import Launch, parse_launch, read_launch
 from perfmodel.spec import Transformer
@@ -409,3 +411,85 @@ def test_an_undefined_model_asks_for_the_flag_of_models() -> None:
 def test_patterns_of_replaced_parts(change: str, value: str) -> None:
     counted = f'CARDS=1,2,31\nX="${{CARDS{change}}}"\ntorchrun --nproc_per_node=$((${{#X}} + 1)) {TRAINER}\n'
     assert read("run.sh", counted).devices == len(value) + 1
+
+
+@pytest.mark.parametrize("end", ["", "/", "/snapshots", "/snapshots/0e9e39f249a16976918f6564b8830bc894c89659/"])
+@pytest.mark.parametrize("start", ["", "/data/hub/", "~/.cache/huggingface/hub/"])
+def test_folders_of_the_hubs_cache_are_models(start: str, end: str) -> None:
+    """Their names have two dashes for the slash of an id."""
+    assert hub_names(f"{start}models--meta-llama--Llama-3.1-8B-Instruct{end}") == hub_names(
+        "meta-llama/Llama-3.1-8B-Instruct"
+    )
+
+
+@pytest.mark.parametrize(
+    ("builder", "name"),
+    [
+        ("qwen3_moe.qwen3_moe_30b_a3b", "qwen3-30b-a3b"),
+        ("qwen3_moe.qwen3_moe_30b_a3b_instruct", "qwen3-30b-a3b"),
+        ("qwen3.lora_qwen3_8b_instruct", "qwen3-8b"),
+    ],
+)
+def test_builders_of_torchtune_are_models(builder: str, name: str) -> None:
+    recipe = f"""
+        model: {{_component_: torchtune.models.{builder}}}
+        optimizer: {{_component_: torch.optim.AdamW}}
+        loss: {{_component_: torchtune.modules.loss.LinearCrossEntropyLoss}}
+        batch_size: 3
+        dtype: bf16
+    """
+    assert read("run.yaml", recipe).model == pm.model(name)
+
+
+# --- commands and files that do not train ----------------------------------------------------------------
+
+EVALUATING = "run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_eval_batch_size 8"
+EVALUATES = "predicts or evaluates"
+
+
+@pytest.mark.parametrize("switch", ["--do_predict", "--do_eval", "--do_eval True", "--do_predict --do_train False"])
+@pytest.mark.parametrize("launcher", ["deepspeed --num_gpus=4", "accelerate launch --num_processes 4"])
+def test_a_command_that_only_evaluates_is_refused(launcher: str, switch: str) -> None:
+    with pytest.raises(LaunchFileError, match=EVALUATES):
+        read("run.sh", f"{launcher} {EVALUATING} {switch} --max_length 512 --dataset_name a --output_dir b")
+
+
+@pytest.mark.parametrize("switch", ["do_predict: true", "do_eval: true", "do_eval: true\ndo_train: false"])
+def test_a_file_that_only_evaluates_is_refused(switch: str) -> None:
+    text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\ncutoff_len: 512\ntemplate: llama3\n{switch}\n"
+    with pytest.raises(LaunchFileError, match=EVALUATES):
+        parse_launch(text, "run.yaml")
+    assert parse_launch(text + "per_device_train_batch_size: 3\n", "run.yaml", devices=2).global_batch == 6
+
+
+def test_the_command_that_trains_is_read_beside_one_that_evaluates() -> None:
+    """Though the latter has more arguments."""
+    evaluating = f"deepspeed --num_gpus 2 {EVALUATING} --do_predict --max_length 512 --dataset_name a --bf16 True"
+    launch = read("run.sh", f"{evaluating}\ndeepspeed --num_gpus 4 {TRAINER} --do_train\n")
+    assert (launch.devices, launch.global_batch) == (4, 8)
+
+
+def test_a_switch_beside_an_absent_file_of_settings_does_not_refuse() -> None:
+    launch = read("run.sh", "llamafactory-cli train absent.yaml --do_eval true")
+    assert any("absent.yaml" in doubt for doubt in launch.may_be_wrong)
+
+
+# --- scripts that a command handles without running them -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "handling", ["cp other.sh runs/", "chmod +x other.sh", "sudo mv other.sh b.sh", "git add other.sh"]
+)
+def test_a_script_that_is_copied_is_not_run(handling: str, tmp_path: Path) -> None:
+    (tmp_path / "other.sh").write_text(f"torchrun --nproc_per_node 2 {TRAINER} --max_steps 3 --save_steps 1\n")
+    script = tmp_path / "run.sh"
+    script.write_text(f"{handling}\ntorchrun --nproc_per_node 8 {TRAINER}\n")
+    launch = read_launch(script)
+    assert launch.devices == 8
+    assert not any("commands" in note for note in launch.ignored)
+
+
+def test_a_script_that_copies_itself_has_one_command(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"cp $0 $WORK_DIR\ntorchrun --nproc_per_node 8 {TRAINER}\n")
+    assert not any("commands" in note for note in read_launch(script).ignored)

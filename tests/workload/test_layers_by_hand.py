@@ -100,6 +100,14 @@ def _normed_at_once(rank: Rank) -> ByHand:
     return _inserted(_grouped_queries(rank), 1, *norms, kept_bytes=2 * TOKENS * width, params=width)
 
 
+def _normed_before_output(rank: Rank) -> ByHand:
+    """BitNet b1.58, arXiv 2504.12285, section 2: a norm of attention's result, which keeps its input as fused attention
+    does."""
+    width = rank.heads * D
+    norm = pointwise("layer_norm", TOKENS, width)
+    return _inserted(_grouped_queries(rank), 2, norm, kept_bytes=2 * TOKENS * width, params=width)
+
+
 def _gated(rank: Rank) -> ByHand:
     """Qwen3-Next: the query projection makes a gate as wide as the queries, by whose sigmoid the result is multiplied;
     kept are the gate, with the queries, and the result before."""
@@ -227,6 +235,13 @@ def _feed_forward(kernels: list[tuple[str, int]], kept: int, *, gated: bool = Fa
         )
 
     return by_hand
+
+
+def _normed_activations(rank: Rank) -> ByHand:
+    """BitNet b1.58: a norm of what the activation gives."""
+    inner = FFN // rank.tp
+    plain = _feed_forward([("silu_mul", 2)], 2, gated=True)(rank)
+    return _inserted(plain, 2, pointwise("layer_norm", TOKENS, inner), kept_bytes=2 * TOKENS * inner, params=inner)
 
 
 _GELU_WRITTEN_OUT = [
@@ -399,6 +414,12 @@ LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Rank], ByHand]
     ),
     "normed by head": ({"mixers": "*", "qk_norm": True}, {}, _normed_by_head),
     "normed at once": ({"mixers": "*", "qk_norm": True, "qk_norm_of_all_heads": True}, {}, _normed_at_once),
+    "normed before output": ({"mixers": "*", "sub_norms": True}, {}, _normed_before_output),
+    "normed activations": (
+        {**GATED, "activation": "relu2", "sub_norms": True},
+        {},
+        _normed_activations,
+    ),
     "gated attention": ({"mixers": "*", "attention_gate": True}, {}, _gated),
     "gated by head": ({"mixers": "*", "head_gate": True}, {}, _gated_by_head),
     "narrow values": ({"mixers": "*", "value_dim": NARROW}, {}, _narrow_values),

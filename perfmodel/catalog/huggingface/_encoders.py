@@ -14,6 +14,7 @@ from perfmodel.catalog.huggingface._llama import (
     activation,
     plain_sizes,
 )
+from perfmodel.catalog.huggingface._unknown import CannotDescribeError
 from perfmodel.errors import PerfModelError
 from perfmodel.spec.parts import NarrowEmbedding, Spectrogram
 
@@ -44,6 +45,48 @@ class Roberta(Bert):
 
     def fields(self) -> Fields:
         return super().fields() | {"pooler": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebertaV2(Roberta):
+    """DeBERTa v2 and v3: attention also scores distances, which have a table and may have a norm (transformers
+    models/deberta_v2/modeling_deberta_v2.py `DebertaV2Encoder`). Scores of distances are left out."""
+
+    type_vocab_size: CountOrNone = 0
+    relative_attention: bool = False
+    position_buckets: int = -1
+    max_relative_positions: int = -1
+    position_biased_input: bool = True
+    share_att_key: bool = False
+    pos_att_type: str | tuple[str, ...] = ()
+    norm_rel_ebd: str = "none"
+    conv_kernel_size: CountOrNone = 0
+
+    @property
+    def left_out(self) -> str:
+        """Parts of the model that are not counted, in a sentence."""
+        parts = ["the position scores of disentangled attention are left out"]
+        if self.conv_kernel_size:
+            parts.append("the convolution beside the first layer is left out")
+        return "; ".join(parts)
+
+    def fields(self) -> Fields:
+        scored = [kind for kind in ("c2p", "p2c") if kind in self.pos_att_type]
+        if self.relative_attention and scored and not self.share_att_key:
+            raise CannotDescribeError("every layer projects positions separately (share_att_key)")
+
+        # One table holds the rows of positions, of distances to the left and to the right, and of the norm.
+        positions = self.max_position_embeddings
+        rows = positions if self.position_biased_input else 0
+        if self.relative_attention:
+            distances = [self.position_buckets, self.max_relative_positions, positions]
+            rows += 2 * next(number for number in distances if number > 0)
+        if "layer_norm" in self.norm_rel_ebd.lower():
+            rows += 2
+        if not rows:
+            return super().fields() | {"positions": "none"}
+        fields = super().fields()
+        return fields | {"seq_len": min(positions, rows), "position_offset": max(0, rows - positions)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -296,8 +296,12 @@ class LongcatFlash(LatentLlama):
     """LongCat-Flash (arXiv 2509.01322, section 2): a layer has two latent attentions, two dense feed-forwards, and
     experts that run beside the first of these. The router also chooses experts that do nothing."""
 
-    ALIASES: ClassVar[Mapping[str, str]] = {"num_layers": "num_hidden_layers", "ffn_hidden_size": "intermediate_size"}
+    ALIASES: ClassVar[Mapping[str, str]] = {"ffn_hidden_size": "intermediate_size"}
 
+    num_hidden_layers: CountOrNone = 0
+    """Counts each layer for both of its attentions where `num_layers` stands beside it (transformers
+    models/longcat_flash/configuration_longcat_flash.py)."""
+    num_layers: CountOrNone = 0
     n_routed_experts: Count
     moe_topk: Count
     expert_ffn_hidden_size: Count
@@ -311,4 +315,5 @@ class LongcatFlash(LatentLlama):
             topk=max(1, round(self.moe_topk * share_of_real_experts)),
             ffn_hidden=self.expert_ffn_hidden_size,
         )
-        return super().fields() | {"experts": experts, "mixers": mixer_words(["*-E*-"])}
+        layers = self.num_layers or self.num_hidden_layers
+        return super().fields() | {"layers": layers, "experts": experts, "mixers": mixer_words(["*-E*-"])}

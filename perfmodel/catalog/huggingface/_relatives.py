@@ -29,7 +29,6 @@ _NORMS_AT_OUTPUT: Final = {"norm_at": "output", "qk_norm": True}
 _LAYER_NORM: Final = {"norm": "layer_norm", "norm_bias": True}
 _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
 _LEARNED: Final = {"positions": "learned"}
-_RELATIVE_TERMS: Final = "the position scores of disentangled attention are left out"
 _BLOCK_SPARSE: Final = "attention is counted over all keys, of which block-sparse attention sees a part"
 _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
 _ZERO_EXPERTS: Final = "experts that compute nothing are left out, with their rows of the router"
@@ -74,7 +73,7 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "smollm3": Relative(family="llama"),
     "xverse": Relative(family="llama"),
     "yi": Relative(family="llama"),
-    "bitnet": Relative(family="llama"),
+    "bitnet": Relative(family="llama", defaults={"hidden_act": "relu2"}, fields={"sub_norms": True}),
     "granite_swa": Relative(family="llama", fields={"attention_sinks": True}),
     "hyperclovax": Relative(family="llama", fields={"norm_at": "both"}),
     "mimo": Relative(family="qwen2"),
@@ -195,7 +194,6 @@ RELATIVES: Final[Mapping[str, Relative]] = {
         },
         fields={"token_types": 0},
     ),
-    "deberta-v2": Relative(family="roberta", left_out=_RELATIVE_TERMS),
     "ernie": Relative(family="roberta"),
     "gte": Relative(family="nomic_bert", defaults={"hidden_act": "gelu"}, fields={"qkv_bias": True}),
     "ibert": Relative(family="roberta"),

@@ -136,7 +136,15 @@ REASONS: Final[Mapping[str, str]] = {
     "musicgen_melody": _SOUND,
 }
 """Families that `Transformer` cannot describe exactly, and the features that it lacks."""
-_ALSO: Final = {"rwkv7": "rwkv", "rwkv5": "rwkv", "rwkv6": "rwkv", "hrm_text": "hrm"}
+_ALSO: Final = {
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+    "deci": "nemotron-nas",
+    "rwkv7": "rwkv",
+    "rwkv5": "rwkv",
+    "rwkv6": "rwkv",
+    "hrm_text": "hrm",
+}
 """Families that need the same missing features as another one."""
 ASK: Final = "?"
 """Placeholder in the TOML for a size that the configuration does not state."""

@@ -24,7 +24,7 @@ from perfmodel.ingest.launch._open_instruct import OLMO_CORE, behind_submitter, 
 from perfmodel.ingest.launch._own_programs import OWN_FORM, OWN_NAMES, in_words_of_trainer, refuse_several_models
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
-from perfmodel.ingest.launch._trainer import MICRO, SWIFT, TRAINER, WORLD
+from perfmodel.ingest.launch._trainer import EVALUATIONS, MICRO, SWIFT, TRAINER, WORLD, only_evaluates
 from perfmodel.ingest.launch._verl import VERL
 from perfmodel.ingest.launch._xtuner import XTUNER, read_python
 from perfmodel.ingest.launch.shell import Command, Word
@@ -57,7 +57,9 @@ def _known_arguments(form: LaunchFormat) -> frozenset[str]:
 # A program expands abbreviations of its own arguments alone: `--model_id` of one is no `--model_id_or_path` of another.
 _KNOWN: Final = {form.name: _known_arguments(form) for form in (*FINETUNING, VERL)}
 _KNOWN_OF_PROGRAMS: Final = _KNOWN[TRAINER.name] | OWN_NAMES
-_SWITCHES: Final = frozenset({"do-train", "do-eval", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"})
+_SWITCHES: Final = frozenset(
+    {"do-train", "do-eval", "do-predict", "packing", "trust-remote-code", "tf32", "gradient-checkpointing"}
+)
 """Flags of dataclasses that need no value, so that a following word may not belong to them."""
 _SETTING: Final = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _FILES: Final = (".yaml", ".yml", ".json", ".py")
@@ -99,7 +101,13 @@ def finetuning_command(
     certain = [command for command in script.commands if command.certain]
     neighbours = Neighbours(Path(place).parent, script.files)
     candidates = [_training(command, place, neighbours) for command in certain or script.commands]
-    trainings = [training for training in candidates if training is not None]
+    found = [training for training in candidates if training is not None]
+    trainings = [training for training in found if not _is_evaluation(training)]
+    if found and not trainings:
+        raise LaunchFileError(
+            f"{place}, line {found[0].command.argv[0].line}: it predicts or evaluates and does not train (do_train is "
+            "not set); give the command that trains"
+        )
     if not trainings:
         _refuse_absent_settings(certain, place, neighbours)
         return None
@@ -111,6 +119,9 @@ def finetuning_command(
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
     # Flags win over the file that the command names, as in all of these front ends.
     entries = base | stated
+    if absent:
+        # The absent file may also say that the run trains.
+        entries = {name: entry for name, entry in entries.items() if name not in EVALUATIONS}
     world, remarks = _world(best, job)
     unread = len(trainings) - 1
     if unread:
@@ -138,6 +149,13 @@ def _refuse_absent_settings(commands: Sequence[Command], place: str, neighbours:
                 f"{place}: it runs {names[program]} with the settings of {absent[0]}, which is not beside it; put it "
                 "there, or give --model, --layout and so on instead"
             )
+
+
+def _is_evaluation(training: _Training) -> bool:
+    """Whether a command of the Trainer's kind predicts or evaluates instead of training, and no file says otherwise."""
+    if _name_of_settings(training) is not None:
+        return False
+    return only_evaluates({name: entry.value for name, entry in training.entries.items()})
 
 
 def _training(command: Command, place: str, neighbours: Neighbours) -> _Training | None:

@@ -215,6 +215,10 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     stated = {name: entry for name, entry in flags.items() if "." in name and name not in _TITAN_FILE}
     file = next((str(flags[name].value) for name in _TITAN_FILE if name in flags), "")
     file = file or command.variables.get("CONFIG_FILE", "")
+    # Scripts around it call a file of settings `--config` too, which has an ending where a recipe has none.
+    named_config = flags.get("config")
+    if not file and named_config and str(named_config.value).endswith(".toml"):
+        file = str(named_config.value)
     notes: tuple[str, ...] = ()
     if file:
         named = neighbours.find(file)

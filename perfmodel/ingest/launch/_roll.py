@@ -61,8 +61,8 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
     is_megatron = str(worker[_STRATEGY].value).startswith("megatron")
     stated = _of_worker(source.entries, worker)
     # Its own files of DeepSpeed's settings are named by a reference, and need not lie beside the file.
-    notes = tuple(note for note in source.notes if "deepspeed_" not in note)
-    source = replace(source, notes=notes, devices=_devices(worker))
+    doubts = tuple(doubt for doubt in source.doubts if "deepspeed_" not in doubt)
+    source = replace(source, doubts=doubts, devices=_devices(worker))
     remarks = _remarks(block)
     if is_megatron:
         for kind in ("tensor", "pipeline"):

@@ -45,6 +45,8 @@ def model_name(builder: str) -> str:
     name = builder.rpartition(".")[2]
     name = re.sub(r"^(qlora|lora|dora|qdora)_", "", name)
     name = re.sub(r"_(instruct|base|chat)$", "", name)
+    # What is its experts' word here is told elsewhere by the parameters that a token uses (`30b_a3b`).
+    name = re.sub(r"_moe_(\d+b_a\d+b)$", r"_\1", name)
     name = _CATALOG_NAMES.get(name, name)
     parts = name.split("_")
     if len(parts) > _MOST_PARTS:

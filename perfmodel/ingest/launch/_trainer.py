@@ -25,7 +25,7 @@ from perfmodel.ingest.launch._finetuning import (
     tuning_fields,
 )
 from perfmodel.ingest.launch._format import LaunchFormat, patterns
-from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, Fields, Rule, read_only, words
+from perfmodel.ingest.launch._table import TEXT, WHOLE, WHOLE_OR_NONE, BadValue, Fields, Rule, read_only, words
 
 MICRO: Final = "per_device_train_batch_size"
 ACCUMULATION: Final = "gradient_accumulation_steps"
@@ -206,7 +206,25 @@ def precision_rule(default: str) -> Rule:
 
 
 SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
+EVALUATIONS: Final = ("do_predict", "do_eval")
+"""Switches of what a run does besides training, or instead of it where `do_train` is not on."""
+
+
+def only_evaluates(settings: Mapping[str, Any]) -> bool:
+    """Whether settings are those of a run that predicts or evaluates. Programs that always train have a batch to train
+    with."""
+    evaluates = any(is_on(settings.get(name)) for name in EVALUATIONS)
+    return evaluates and not is_on(settings.get("do_train")) and MICRO not in settings
+
+
+def _require_training(settings: Mapping[str, Any]) -> Fields:
+    if only_evaluates(settings):
+        raise BadValue("without do_train predicts or evaluates; give the settings of a run that trains")
+    return {}
+
+
 SHARED: Final = (
+    Rule(keys=(*EVALUATIONS, "do_train", MICRO), read=_require_training),
     # How many processes run, and what each of them keeps.
     WORLD_RULE,
     SHARDING_RULE,

@@ -22,6 +22,11 @@ PRINTING: Final = ("echo", "printf", "cat", "logger", "log", "info", "warn", "sa
 """Commands whose arguments are texts to show."""
 WRITING: Final = ("cat", "echo", "printf", "tee")
 """Commands by which a script writes scripts and configurations."""
+_HANDLING: Final = (
+    *("cp", "mv", "ln", "rm", "chmod", "chown", "install", "rsync", "scp", "touch", "ls", "stat", "wc"),
+    *("head", "tail", "sed", "grep", "awk", "diff", "git", "tar", "zip"),
+)
+"""Commands whose arguments are files to handle; a script among them is not run."""
 MOST_SCRIPTS: Final = 8
 """Most scripts that start one another."""
 MOST_BEFORE_SCRIPT: Final = 30
@@ -296,7 +301,8 @@ class Commands(Builtins):
         if names[0] in ("sbatch", "ssh", "salloc") and node.here is not None:
             self.submit(argv, self.text_of(node.here), node.here.line, (), counts=True)
             return
-        for i, word in enumerate(argv):
+        program = next((name for name in names if name != "sudo"), "")
+        for i, word in enumerate([] if program in _HANDLING else argv):
             # Words after a Python program are its arguments, and a script among them is not run.
             if word.text.endswith(".py") or i > MOST_BEFORE_SCRIPT:
                 break
