@@ -1,7 +1,8 @@
-"""Parses names of devices: maker, chip, form factor, memory and power limit in any order.
+"""Parses names of devices: maker, chip, architecture, form factor, memory and power limit in any order.
 
-`NVIDIA H100 SXM5 80GB HBM3`, `80GB H100-SXM` and `h100_sxm5_80gb` name one device; `H100-SXM-96GB-HBM2e-500W` another
-with a power limit of 500 W. Every part that is named must be the device's own: nothing is guessed.
+`NVIDIA H100 SXM5 80GB HBM3`, `8x 80GB H100-SXM` and `h100_sxm5_80gb` name one device; `H100-SXM-96GB-HBM2e-500W`
+another with a power limit of 500 W; `v5litepod-256` is a slice of a TPU v5e. Every part that is named must be the
+device's own: nothing is guessed.
 """
 
 import re
@@ -50,8 +51,16 @@ _FILLER: Final = frozenset(
         "card",
         "cts",
         "hgx",
+        "dgx",
         "gcp",
         "a2",
+        "superchip",
+        "apu",
+        "grace",
+        "pod",
+        "podslice",
+        "slice",
+        "megacore",
         # What a number beside it is.
         "memory",
         "tdp",
@@ -67,10 +76,45 @@ _FILLER: Final = frozenset(
     }
 )
 """Words that drivers and tables add to a name."""
+ARCHITECTURES: Final[Mapping[str, str]] = {
+    "pascal": "Pascal",
+    "volta": "Volta",
+    "turing": "Turing",
+    "ampere": "Ampere",
+    "lovelace": "Ada",
+    "hopper": "Hopper",
+    "blackwell": "Blackwell",
+    "cdna1": "CDNA1",
+    "cdna2": "CDNA2",
+    "cdna3": "CDNA3",
+    "cdna4": "CDNA4",
+    "gfx90a": "CDNA2",
+    "gfx942": "CDNA3",
+    "gfx950": "CDNA4",
+}
+"""Architectures by the words that stand beside a chip's name."""
+_SPELLINGS: Final = (
+    # Trademarks, and counts and instance types around a name (`8x H100`, `p5.48xlarge`).
+    (r"\((?:tm|r|c)\)|[\u2122\u00ae]", " "),
+    (r"\b[a-z]+\d+[a-z]*\.\d*x?large\b", " "),
+    (r"\b\d+ ?[x\u00d7] ?(?=[a-z])", " "),
+    (r"\bai accelerators?\b|\bserver edition\b|\bultra (?=[bg]b?\d)", " "),
+    # TPUs: the small chips are called `lite`, and a number behind the version is the size of a slice.
+    (r"\b(?:tpu[- ]?)?v(\d)[- ]?lite(?:[- ]?pod)?(?![a-z])", r"tpu-v\1e"),
+    (
+        r"\b(?:tpu[- ]?)?(v\d[epx]?|(?<=tpu)\dx)[- ]?(?:pod(?:slice)?[- ]?)?(?:-\d{1,5})(?!\d|[gw]|[- ]?g?i?b)",
+        r"tpu-\1",
+    ),
+    (r"\btpu(?=v?\d)", "tpu-"),
+    (r"pci-e", "pcie"),
+)
+"""Patterns over a name in lower case, and what each becomes before it is divided into words."""
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)-?g(?:i?b)?")
 _POWER: Final = re.compile(r"(\d+(?:\.\d+)?)-?w(?:atts?)?")
 _KIND_OF_MEMORY: Final = re.compile(r"hbm\d?e?|gddr\d+x?|lpddr\d+x?")
 _FORM: Final = re.compile(r"sxm\d?|pcie|pci-e|nvl(?:72)?|oam")
+_PLURAL: Final = re.compile(r"[a-z]+\d+00s")
+"""Names of chips in the plural; `L40S` is a chip of its own."""
 _APART: Final = re.compile(r"(?<=[a-z0-9])(?=(?:sxm|pcie)\d?(?![a-z]))|(?<=sxm\d)(?=\d{2,}g)")
 
 
@@ -79,8 +123,9 @@ class DeviceWords:
     """Parts of a device's name; empty if absent."""
 
     chip: tuple[str, ...]
-    """All other words, sorted."""
+    """All other words, each divided between letters and digits, once and sorted."""
     makers: frozenset[str] = frozenset()
+    architectures: frozenset[str] = frozenset()
     form: str = ""
     """`sxm`, `sxm5`, `pcie`, `nvl`, `nvl72` or `oam`."""
     memory_gb: float | None = None
@@ -89,14 +134,17 @@ class DeviceWords:
 
     @property
     def part(self) -> "DeviceWords":
-        """The words that identify a part: all except maker and power limit."""
-        return replace(self, makers=frozenset(), power_w=None)
+        """The words that identify a part: all except maker, architecture and power limit."""
+        return replace(self, makers=frozenset(), architectures=frozenset(), power_w=None)
 
 
 def device_words(name: str) -> DeviceWords:
     """Parts of a device's name."""
     # Some drivers write parts together (`h100sxm5`, `sxm480gb`): a blank is put where a form factor begins or ends.
-    text = _APART.sub("-", name.lower().replace("pci-e", "pcie"))
+    text = name.lower()
+    for pattern, replacement in _SPELLINGS:
+        text = re.sub(pattern, replacement, text)
+    text = _APART.sub("-", text)
     name_parts = [word for word in re.split(r"[\s_\-,/()\[\]@+]+", text) if word]
     # `80 GB` and `500 W` are one word each.
     joined: list[str] = []
@@ -108,6 +156,7 @@ def device_words(name: str) -> DeviceWords:
             joined.append(word)
     chip: list[str] = []
     makers: set[str] = set()
+    architectures: set[str] = set()
     form = memory_kind = ""
     memory_gb = power_w = None
     for word in joined:
@@ -123,11 +172,16 @@ def device_words(name: str) -> DeviceWords:
             form = word
         elif word in MAKERS:
             makers.add(MAKERS[word])
+        elif word in ARCHITECTURES:
+            architectures.add(ARCHITECTURES[word])
         elif word not in _FILLER:
-            chip.append(word)
+            # `RTX4090` and `RTX-4090` are one name. Several devices are written in the plural (`H100s`).
+            singular = re.sub(r"(?<=\d)s$", "", word) if _PLURAL.fullmatch(word) else word
+            chip += re.findall(r"[a-z]+(?![a-z])|\d+[a-z]*|[^a-z\d]+", singular)
     return DeviceWords(
-        chip=tuple(sorted(chip)),
+        chip=tuple(sorted(set(chip))),
         makers=frozenset(makers),
+        architectures=frozenset(architectures),
         form=form,
         memory_gb=memory_gb,
         memory_kind=memory_kind,
@@ -146,8 +200,11 @@ class PartNames:
 
     def fits(self, stated: DeviceWords) -> bool:
         """Whether the device matches all named parts."""
-        # The words of the chip must be equal. Other facts must not contradict the device.
-        if stated.chip not in {known.chip for known in self.names}:
+        # All words of one of its names must be there, and none that no name of it has. Other facts must not
+        # contradict the device.
+        words = set(stated.chip)
+        has_a_name = any(words.issuperset(known.chip) for known in self.names if known.chip)
+        if not has_a_name or words.difference(*(known.chip for known in self.names)):
             return False
         sizes = {self.memory_gb} | {known.memory_gb for known in self.names}
         if stated.memory_gb is not None and stated.memory_gb not in sizes:

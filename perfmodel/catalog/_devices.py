@@ -71,8 +71,8 @@ _SI: Final = {
 def device(name: str) -> Device:
     """A device by name or alias, e.g. `A100-SXM4-80GB` or `h100`; `cpu` is the machine at hand.
 
-    Maker, chip, form factor, memory and power limit may stand in any order: `80GB SXM H100 500W` is an H100 with a
-    power limit of 500 W.
+    Maker, chip, architecture, form factor, memory and power limit may stand in any order: `80GB SXM H100 500W` is an
+    H100 with a power limit of 500 W.
 
     Raises:
         UnknownNameError: with the nearest known names.
@@ -86,8 +86,8 @@ def device(name: str) -> Device:
         return table[names[key(name)]]
     stated = device_words(name)
     named = part_named(stated, _part_names())
-    # A maker who does not make the device (`AMD H100`) is a slip that nobody can settle here.
-    if named is None or stated.makers - {table[named].vendor}:
+    # A maker or an architecture that is not the device's (`AMD H100`) is a slip that nobody can settle here.
+    if named is None or stated.makers - {table[named].vendor} or stated.architectures - {table[named].architecture}:
         return resolve("device", name, {}, table)
     return _limited(table[named], stated.power_w)
 
@@ -132,7 +132,9 @@ def _part_names() -> Mapping[str, PartNames]:
     """Parts of the names and aliases of each device, by its name."""
     part_names = {}
     for accelerator in _catalog()[0].values():
-        names = tuple(device_words(name) for name in (accelerator.name, *accelerator.aliases))
+        # A name without a chip (`Grace Hopper`) is known as a whole alone: as parts it would be any device's.
+        by_name = [device_words(name) for name in (accelerator.name, *accelerator.aliases)]
+        names = tuple(words for words in by_name if words.chip)
         part_names[accelerator.name] = PartNames(names, accelerator.memory_bytes / GIB)
     return part_names
 

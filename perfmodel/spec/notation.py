@@ -72,21 +72,46 @@ SCHEDULES: Final = (
 """Names of all schedules, listed here because importing `perfmodel.schedule` takes long."""
 SCHEDULE_ALIASES: Final = {
     "dapple": "1f1b",
-    "pipedream-flush": "1f1b",
-    "interleaved-1f1b": "interleaved",
-    "interleaved1f1b": "interleaved",
+    "pipedream flush": "1f1b",
+    "1f 1b": "1f1b",
+    "one forward one backward": "1f1b",
+    "interleaved 1f1b": "interleaved",
+    "1f1b interleaved": "interleaved",
+    "1f1b i": "interleaved",
+    "interleave": "interleaved",
+    "all forward all backward": "gpipe",
+    "afab": "gpipe",
+    "f then b": "gpipe",
+    "fill drain": "gpipe",
     "timeprest": "nf1b",
     "2bw": "pipedream-2bw",
     "bfs": "breadth-first",
-    "loopedbfs": "breadth-first",
-    "zbh1": "zb-h1",
-    "zbh2": "zb-h2",
-    "zbv": "zb-v",
-    "zbvzerobubble": "zb-v",
-    "dualpipev": "dualpipe-v",
+    "looped bfs": "breadth-first",
+    # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
+    "zb 1p": "zb-h1",
+    "zb 2p": "zb-h2",
+    # All programs here wait for all gradients before an update.
+    "zb 2p sync optimizer": "zb-h2",
+    "zero bubble h1": "zb-h1",
+    "zero bubble h2": "zb-h2",
+    "zero bubble v": "zb-v",
+    "zbv zero bubble": "zb-v",
+    "dual pipe": "dualpipe",
+    "dual pipe v": "dualpipe-v",
 }
 """Schedules by their names in papers (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW, Narayanan et al.
-2021; TiMePReSt's is nF1B) and by the names of `torch.distributed.pipelining`."""
+2021; ZB-1p and ZB-2p, Qi et al. 2024; TiMePReSt's is nF1B), in Megatron-LM and Paddle, and by the names of
+`torch.distributed.pipelining`. Blanks stand for any joint between words, or none."""
+_JOINTS: Final = re.compile(r"[\s_-]+")
+
+
+def _names_without_joints() -> dict[str, str]:
+    """Registered names of schedules by all names, each without the joints between its words."""
+    aliases = {name: name for name in SCHEDULES} | SCHEDULE_ALIASES
+    return {_JOINTS.sub("", alias): name for alias, name in aliases.items()}
+
+
+_REGISTERED_NAMES: Final = _names_without_joints()
 
 
 @lru_cache(1024)
@@ -97,7 +122,10 @@ def schedule_name(name: str) -> str:
     if head.lower() == "file":
         return f"file{colon}{number}"
     lower_name = head.strip().lower().replace("_", "-").replace(" ", "-")
-    return SCHEDULE_ALIASES.get(lower_name, lower_name) + colon + number.strip()
+    without_joints = _JOINTS.sub("", lower_name)
+    # PyTorch's classes are called `Schedule1F1B` and so on.
+    registered = _REGISTERED_NAMES.get(without_joints.removeprefix("schedule"), lower_name)
+    return registered + colon + number.strip()
 
 
 def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:

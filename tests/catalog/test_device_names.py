@@ -34,6 +34,14 @@ from perfmodel.ops import Gemm
         ("Iluvatar BI-V150", "BI-V150", 350), ("MetaX C500", "MetaX-C500", 350), ("Trainium2", "Trainium2", 500),
         ("Cambricon MLU370-X8", "MLU370-X8", 250), ("Hygon K100 AI", "Hygon-K100-AI", 350), ("TPU v2", "TPU-v2", 280),
         ("h100sxm5 80gb", "H100-SXM5-80GB", 700), ("H100 94GB", "H100-SXM5-94GB", 700),
+        ("RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server", 600), ("RTX4090", "RTX-4090", 450),
+        ("Nvidia Hopper H100s", "H100-SXM5-80GB", 700), ("8x H100 SXM5", "H100-SXM5-80GB", 700),
+        ("p5.48xlarge (8xH100)", "H100-SXM5-80GB", 700), ("DGX A100 40GB", "A100-SXM4-40GB", 400),
+        ("v5litepod-256", "TPU-v5e", None), ("TPU v5 lite", "TPU-v5e", None), ("tpu-v6e-256", "TPU-v6e", None),
+        ("TPU v6e (Trillium)", "TPU-v6e", None), ("TPUv4-512", "TPU-v4", None), ("TPU7x-64 Ironwood", "TPU-v7x", None),
+        ("Gaudi 3 HL-325L", "Gaudi3", 900), ("AMD Instinct(TM) MI-300X OAM", "MI300X", 750),
+        ("NVIDIA GB200 Grace Blackwell Superchip", "GB200-NVL72", 1200), ("H200 SXM5 141GB", "H200-SXM-141GB", 700),
+        ("Blackwell Ultra B300 SXM6", "B300-SXM", 1400), ("Grace Hopper", "GH200-96GB", 700),
         ("H100 NVL 94GB", "H100-NVL-94GB", 400), ("V100 32GB PCIe", "V100-PCIE-32GB", 250),
     ],
 )  # fmt: skip
@@ -45,7 +53,8 @@ def test_devices_that_publications_name(words, name, power_w):
 @pytest.mark.parametrize(
     "words",
     ["A100 81GB", "AMD H100", "H100 SXM4", "MI300X SXM", "H100 96GB PCIe", "L40S 24GB", "A100 HBM9 turbo", "H1000",
-     "80 GB GPU, type not stated", "Ascend 910D", "TPU v9"],
+     "80 GB GPU, type not stated", "Ascend 910D", "TPU v9", "Ampere H100", "RTX A6000 Ada", "H100 A100", "H200 SXM4",
+     "Hopper", "8x", "RTX 6000 Blackwell", "TPU v5 lite Trillium"],
 )  # fmt: skip
 def test_nothing_is_guessed(words):
     with pytest.raises(UnknownNameError, match="unknown device"):
@@ -61,7 +70,10 @@ def test_parts_of_a_name_may_stand_in_any_order(data):
     joint = data.draw(st.sampled_from([" ", "-", "_", ", "]))
     watts = data.draw(st.sampled_from(["", f" {found.power_w:g}W"])) if found.power_w else ""
     maker = data.draw(st.sampled_from(["", f"{found.vendor} "]))
-    assert device(f"{maker}{joint.join(parts)}{watts}") == found
+    count = data.draw(st.sampled_from(["", "8x ", "8 x "])) if parts[0][0].isalpha() and not maker else ""
+    named = found.architecture if found.architecture in ("Volta", "Turing", "Ampere", "Hopper", "Blackwell") else ""
+    architecture = data.draw(st.sampled_from(["", f" {named}"]))
+    assert device(f"{count}{maker}{joint.join(parts)}{architecture}{watts}") == found
 
 
 def test_a_power_limit_is_said_in_the_name():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import cluster_for
-from perfmodel.catalog.networks import Network, read_network
+from perfmodel.catalog.networks import Network, read_network, unread_link_words
 from perfmodel.errors import PerfModelError
 
 NODE = 8
@@ -28,6 +28,10 @@ NODE = 8
         ("Omni-Path, 4 links per node", 50), ("10Gb/25Gb/100Gb Ethernet, 2 ports", 25),
         ("8x CX7 NDR; 2x BlueField-3 400Gb/s (storage)", 400), ("10x ConnectX-7 400Gb/s", 400),
         ("8x ConnectX-7 IB NDR 400Gb/s + 200Gb/s Ethernet NIC", 400),
+        ("Ultra Ethernet 800G", 100), ("8x MT43244 BlueField-3", 400), ("8x MT2910 Family [ConnectX-7]", 400),
+        ("8x BCM57608", 400), ("8x Broadcom Thor 2", 400), ("8x AMD Pensando Pollara 400 AI NIC", 400),
+        ("8x ConnectX-6 Dx", 200), ("4x E810-C, 2x X710", 50), ("8 rails x 400G", 400), ("rail-optimized 8x400G", 400),
+        ("A3 Mega 1.6Tbps", 200), ("gVNIC 8x200Gbps", 200),
     ],
 )  # fmt: skip
 def test_examples_are_read(words, gbit):
@@ -137,6 +141,24 @@ def test_words_that_are_not_understood_are_named_and_not_used():
         family="InfiniBand", generation="NDR", adapters=8, gbit_per_s=400.0, not_understood=("FlorpNet",)
     )
     assert read_network("wobble 3000").not_understood == ("wobble", "3000")
+
+
+@pytest.mark.parametrize(
+    ("words", "gb_per_s"),
+    [
+        ("PCIe Gen4", 31.5), ("PCI-E 4.0", 31.5), ("PCI Express 4.0 x16", 31.5), ("PCIe4", 31.5), ("PCIe G5", 63),
+        ("PHB", 63), ("PIX", 63), ("NV18", 450), ("NVLink-C2C", 450), ("third-generation NVSwitch", 450),
+        ("HGX H100 baseboard", 450), ("NVLink, PCIe Gen5", 450), ("SXM5", 450),
+    ],
+)  # fmt: skip
+def test_links_inside_a_node_are_pcie_by_every_spelling(words, gb_per_s):
+    cluster = cluster_for("H100", 8, words, "")
+    assert cluster.levels[0].bandwidth_bytes_per_s == pytest.approx(gb_per_s * 1e9)
+    assert unread_link_words(words) == ()
+
+
+def test_words_for_links_that_are_not_understood_are_named():
+    assert unread_link_words("NVLink florp, fully connected") == ("florp",)
 
 
 @pytest.mark.parametrize("words", ["4x HDR 400 Gb/s", "8x NDR 100 GB/s", "2x ConnectX-6 800 Gb/s"])

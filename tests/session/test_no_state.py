@@ -53,7 +53,7 @@ CACHED = {
     "validation.unstated.priors._shipped": "a file of the package",
     "validation.unstated.priors.choice_priors": "a file of the package, by name of a source",
     "validation.population._score._inverse": "one function of matrices",
-    "validation.rows.vocabulary.read_phrases": "words of a closed vocabulary",
+    "validation.rows.phrases.read_phrases": "words of a closed vocabulary",
     "validation.rows.vocabulary.read_switches": "words of a closed vocabulary",
     "viz._style._picture": "one class for all pictures",
 }

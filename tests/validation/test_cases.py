@@ -50,11 +50,7 @@ def test_published_steps_are_within_ten_per_cent(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schedule": "zb-2p-sync"}, "schedule zb-2p-sync is not modelled"),
         ({"tp": None, "dp": None, "n_devices": None}, "tp and dp are not stated"),
-        ({"dtype": "nvfp4"}, "A100-SXM4-80GB has no fp4"),
-        ({"dtype": "int4"}, "dtype int4 is not modelled"),
-        ({"dtype": "float8-rowwise"}, "A100-SXM4-80GB has no fp8; choose a dtype among fp64, fp32, tf32, bf16"),
         ({"family": "hybrid mamba2 + moe", "model": "x"}, "family hybrid mamba2 + moe without a catalog entry"),
         ({"family": "moe", "model": "x"}, "n_experts is not stated"),
         ({"family": "moe", "model": "x", "n_experts": 8}, "top_k is not stated"),

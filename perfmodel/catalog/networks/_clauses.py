@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perfmodel.catalog.networks._network import INFINIBAND_GBIT
-from perfmodel.catalog.networks._tokens import NUMBER_WORDS, PREFIX_GBIT, Token, tokens_of
+from perfmodel.catalog.networks._tokens import NUMBER_WORDS, PREFIX_GBIT, Token, part_named, tokens_of
 
 _QUANTUM: Final = {None: "HDR", "2": "NDR", "3": "XDR", "x800": "XDR"}
 _CONNECTX_GBIT: Final = {3: 56, 4: 100, 5: 100, 6: 200, 7: 400, 8: 800, 9: 1600}
@@ -134,6 +134,7 @@ def _with_bare_number(adapters: AdapterSet, number: str, rest: Sequence[Token]) 
     following = rest[0][0] if rest else ""
     names_adapters = following in _FAMILY_OF_TOKEN or following in (
         "adapter",
+        "part",
         "noun",
         "unknown",
     )
@@ -166,6 +167,12 @@ def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> Adapte
         return replace(adapters, gbit_per_s=adapters.gbit_per_s / 2)
     if kind == "adapter":
         return replace(adapters, link_gbit_per_s=_adapter_gbit_per_s(match))
+    if kind == "part":
+        part = part_named(match["part"])
+        # Ports of 1 Gbit/s are for administrators.
+        is_for_management = adapters.only_management or part.gbit_per_s <= 1
+        family = more_special(adapters.family, part.family) if part.family else adapters.family
+        return replace(adapters, link_gbit_per_s=part.gbit_per_s, family=family, only_management=is_for_management)
     # "Gigabit Ethernet" without a number is the network for administrators.
     if kind == "bare":
         adapters = replace(adapters, only_management=True)

@@ -1,13 +1,12 @@
 """Builds clusters from descriptions in words."""
 
-import re
 from dataclasses import replace
 from typing import Final
 
 from perfmodel.catalog._devices import device
 from perfmodel.catalog.entries import package_tables
 from perfmodel.catalog.networks._network import NETWORK_WORDS, Network
-from perfmodel.catalog.networks._tokens import makers_of_links, rack_size
+from perfmodel.catalog.networks._tokens import makers_of_links, pcie_generation, rack_size
 from perfmodel.catalog.networks._words import read_network
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Device, NetworkLevel
@@ -289,8 +288,10 @@ def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, 
         size = _largest_slice(accelerator) or size
     # A data sheet's link rate is of the SXM part; the same chip on a card talks to its neighbours over PCIe.
     bandwidth = accelerator.link_bandwidth_bytes_per_s
-    if "pcie" in text and "nvlink" not in text:
-        bandwidth = min(bandwidth, _host_link_gb_per_s(accelerator, text) * 1e9)
+    generation = pcie_generation(text)
+    if generation is not None and "nvlink" not in text:
+        text = f"{text} pcie"
+        bandwidth = min(bandwidth, _host_link_gb_per_s(accelerator, generation) * 1e9)
     name = links.strip() or ("ICI" if accelerator.vendor == "Google" else "scale-up link")
     fallback = "ici" if accelerator.vendor == "Google" else "nvlink"
     return NetworkLevel(
@@ -302,11 +303,10 @@ def _inner_level(accelerator: Device, devices_per_node: int | None, links: str, 
     )
 
 
-def _host_link_gb_per_s(accelerator: Device, text: str) -> float:
-    """GB/s of a device's PCIe, of the generation named in words or else that of its architecture."""
-    stated = re.search(r"pcie[- ]?(?:gen)?[- ]?([3-6])", text)
-    if stated:
-        return _PCIE_GENERATION_GB[int(stated[1])]
+def _host_link_gb_per_s(accelerator: Device, generation: int) -> float:
+    """GB/s of a device's PCIe, of a generation (0: not stated) or else that of its architecture."""
+    if generation in _PCIE_GENERATION_GB:
+        return _PCIE_GENERATION_GB[generation]
     return _PCIE_GB.get(accelerator.architecture, _PCIE_GENERATION_GB[5])
 
 

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 Token = tuple[str, re.Match[str]]
 """A kind of token and its place in the text."""
 
+PCIE: Final = r"\bpci(?:-?e|[- ]express)?(?:[- ]?(?:gen|g|v)?[- ]?(?P<pcie>\d)(?:\.\d)?)?(?:\s*x\d+)?(?!\w)"
+"""The link from a device to its host, and its generation."""
 _SECOND = r"(?:ps|PS|/[sS](?:ec(?:ond)?s?)?|\s+per\s+second)?"
 _BITS = (
     rf"(?:(?:[MGTmgt]b(?:its?)?|(?i:[mgt]bits?)){_SECOND}"
@@ -33,11 +36,62 @@ NUMBER_WORDS: Final = {
     "sixteen": 16,
 }
 
+
+@dataclass(frozen=True)
+class Part:
+    """A network adapter that is named by its model number."""
+
+    gbit_per_s: float
+    """Rate of its fastest port."""
+    family: str = ""
+    """Network that it is made for; empty if its ports run InfiniBand and Ethernet."""
+
+
+PARTS: Final = {
+    # NVIDIA's, by the names of the PCI ID repository.
+    r"mt27700": Part(100),
+    r"mt27710": Part(50),
+    r"mt27800": Part(100),
+    r"mt28800": Part(100),
+    r"mt28908": Part(200),
+    r"mt2892": Part(200),
+    r"mt2894": Part(50),
+    r"mt2910": Part(400),
+    r"mt42822": Part(200),
+    r"mt43244": Part(400),
+    # Broadcom's and AMD's, for RDMA over Ethernet.
+    r"bcm574\d\d": Part(25, "Ethernet"),
+    r"bcm5750[48]": Part(200, "RoCE"),
+    r"bcm57608": Part(400, "RoCE"),
+    r"thor[- ]?2": Part(400, "RoCE"),
+    r"pollara(?:[- ]?400)?": Part(400, "RoCE"),
+    r"vulcano": Part(800, "RoCE"),
+    # Intel's.
+    r"i210": Part(1, "Ethernet"),
+    r"i350": Part(1, "Ethernet"),
+    r"x540": Part(10, "Ethernet"),
+    r"x550t?": Part(10, "Ethernet"),
+    r"x710": Part(10, "Ethernet"),
+    r"x722": Part(10, "Ethernet"),
+    r"xxv710": Part(25, "Ethernet"),
+    r"xl710": Part(40, "Ethernet"),
+    r"e810": Part(100, "Ethernet"),
+    r"e830": Part(200, "Ethernet"),
+}
+"""Adapters by patterns of their model numbers (data sheets of their makers)."""
+
+
+def part_named(number: str) -> Part:
+    """The adapter with a model number that the grammar knows."""
+    return next(part for pattern, part in PARTS.items() if re.fullmatch(pattern, number, re.IGNORECASE))
+
+
 _TOKENS: Final = (
     # Remarks first: an instance type (p5.48xlarge) has numbers and letters that look like rates and counts.
     (
         "remark",
-        r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b",
+        r"(?i)\b[a-z]+\d+[a-z]*(?:-\w+)?\.\d*x?large\b|\ba3[- ]?(?:mega|ultra|high|edge)(?:gpu)?(?:-\d+g)?\b"
+        r"|\brail[- ]?optimi[sz]ed\b",
     ),
     (
         "nothing",
@@ -48,9 +102,10 @@ _TOKENS: Final = (
     (
         "scale_up",
         r"(?i)\bnv-?link(?:[- ]?\d)?\b|\bnv-?switch\b|\bnvl\b|\bxgmi\b|\binfinity fabric\b|\bua-?link\b"
-        r"|\bneuron-?link\b|\bhccs\b|\bxe[- ]?link\b|\bici\b",
+        r"|\bneuron-?link\b|\bhccs\b|\bxe[- ]?link\b|\bici\b|\bc2c\b|\bnv\d{1,2}\b|\bsli\b|\bocs\b"
+        r"|\binter-?chip interconnect\b",
     ),
-    ("host", r"(?i)\bpcie?\b(?:[- ]?(?:gen)?[- ]?\d(?:\.0)?)?(?:\s*x\d+)?"),
+    ("host", rf"(?i){PCIE}"),
     # Rates, before names and counts: `100GbE` is one, and `200G` is no count.
     (
         "rate",
@@ -65,10 +120,11 @@ _TOKENS: Final = (
         r"(?i)\b(?:connect-?x|cx|mcx)[- ]?(?P<connectx>\d)(?:[- ]?(?P<lx>lx)|[- ]?(?:dx|ex|vpi))?\b"
         r"|\b(?:blue-?field|bf)[- ]?(?P<bluefield>\d)\b",
     ),
+    ("part", rf"(?i)\b(?P<part>{'|'.join(sorted(PARTS, key=len, reverse=True))})(?:-[a-z]\w*|-\d)?(?!\w)"),
     (
         "roce",
-        r"(?i)\bro-?ce(?:[- ]?v\d|\d)?\b|\bspectrum(?:-?x|-?\d)?(?![\w])|\brdma over converged ethernet\b"
-        r"|\bpollara\b",
+        r"(?i)\bro-?ce(?:[- ]?v\d|\d)?\b|\bultra[- ]?ethernet\b|\buec\b"
+        r"|\bspectrum(?:-?x|-?\d)?(?![\w])|\brdma over converged ethernet\b",
     ),
     ("efa", r"(?i)\bef[a](?:[- ]?v(?P<efa>\d))?(?![\w])|\belastic fabric adapters?\b"),
     (
@@ -81,10 +137,10 @@ _TOKENS: Final = (
     ("tcpxo", r"(?i)\b(?:gpu-?direct[- ])?tcpxo\b|\bfas-?trak\b"),
     ("tcpx", r"(?i)\b(?:gpu-?direct[- ])?tcpx\b"),
     ("dcn", r"(?i)\bdcn\b|\bdata-?\s?cent(?:er|re) network\b"),
-    ("ethernet", r"(?i)\bethernet\b|\btcp(?:/ip)?\b|\biwarp\b"),
-    ("rdma", r"(?i)\brdma\b"),
+    ("ethernet", r"(?i)\bethernet\b|\bgvnic\b|\btcp(?:/ip)?\b|\biwarp\b"),
+    ("rdma", r"(?i)\brdma\b|\bfalcon\b"),
     # Counts, what figures are per, and remarks on them.
-    ("count", r"(?P<count>\d+)\s*[xX\u00d7*]"),
+    ("count", rf"(?P<count>\d+)\s*(?:(?i:{_ADAPTER})\s*)?[xX\u00d7*]"),
     ("count", r"(?<![A-Za-z0-9])[xX\u00d7*]\s*(?P<times>\d{1,2})(?![\w.])"),
     ("count", rf"(?i)\b(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-z])"),
     ("per_node", rf"(?i)(?:\b(?:per|each|every)\s+|/\s*)(?:{_NODE})(?![a-z])"),
@@ -104,7 +160,7 @@ _TOKENS: Final = (
         r"(?i)\b(?:a|an|the|with|of|in|on|at|for|from|to|via|over|by|up|around|about|approx(?:imately)?|roughly"
         r"|between|across|all|its|is|are|using|nvidia|mellanox|intel|hpe|cray|aws|amazon|google|broadcom|amd"
         r"|arista|cisco|network(?:ing|s)?|fabrics?|interconnects?|cluster|bandwidth|speed|switch(?:es|ed)?"
-        r"|controllers?|family|dpus?|smart-?nics?|supernics?|rail-?optimi[sz]ed|non-?blocking|fat-?tree|clos"
+        r"|controllers?|family|dpus?|netxtreme(?:-?e)?|pensando|titanium|ai|ml|smart-?nics?|supernics?|rail-?optimi[sz]ed|non-?blocking|fat-?tree|clos"
         r"|dragonfly|torus|unidirectional|one way|each way|per direction|full[- ]duplex|inter|intra|linked"
         rf"|connect(?:ed|ing)?|measured|nominal|configs?|data|{_NODE}|{_DEVICE}|racks?|slices?|pods?)(?![a-z])",
     ),
@@ -168,9 +224,20 @@ _SCALE_UP_MAKERS: Final = (
 )
 """Words for links within a node that only one maker's devices have."""
 _LINK_FILLER: Final = re.compile(
-    r"(?i)gen\w*|\d+(?:st|nd|rd|th)(?:-?gen)?|v?\d(?:\.\d)?|hybrid|cube|mesh|bridges?|\d-way|way|dgx|hgx|pairs?|rack|none"
-    r"|links?|and|scale-?up|full(?:y)?|assumed|simulator"
+    r"(?i)gen\w*|(?:\d+(?:st|nd|rd|th)|first|second|third|fourth|fifth)(?:-?gen(?:eration)?)?|v?\d(?:\.\d)?|hybrid|cube|mesh|bridges?|\d-way|way|dgx|hgx|pairs?|rack|none"
+    r"|links?|and|scale-?up|full(?:y)?|assumed|simulator|sxm\d?|baseboard|ubb|if|[23]d|all-to-all"
+    r"|[hbav]\d{2,3}|g[bh]\d00|mi\d{3}\w?|phb|pix|pxb|sys"
 )
+
+
+_PCIE_WORDS: Final = re.compile(rf"(?i){PCIE}|\b(?:phb|pix|pxb|sys)\b")
+"""PCIe by its spellings, and by the words of `nvidia-smi topo -m` for the ways over it."""
+
+
+def pcie_generation(text: str) -> int | None:
+    """The generation of the PCIe that words for links inside a node name; 0 if they name none, None without PCIe."""
+    match = _PCIE_WORDS.search(text)
+    return None if match is None else int(match["pcie"] or 0)
 
 
 def makers_of_links(text: str) -> set[str]:

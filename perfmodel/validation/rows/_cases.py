@@ -35,6 +35,12 @@ from perfmodel.validation.rows._keys import (
     with_framework_keys,
     with_plain_columns,
 )
+from perfmodel.validation.rows._layout_words import (
+    leaves_policy_open,
+    offloads_activations,
+    recompute_of,
+    schedule_of,
+)
 from perfmodel.validation.rows._model import model_of
 from perfmodel.validation.rows._own_runs import has_words_of_predict, own_run, require_words
 from perfmodel.validation.rows._recipe import recipe_of
@@ -45,10 +51,8 @@ from perfmodel.validation.rows._words import (
     contradictions_in_words,
     dtype_of,
     framework_name,
-    leaves_policy_open,
     may_pack_conversations,
     network_of,
-    offloads_activations,
     seq_len_of,
     unread_words,
 )
@@ -136,14 +140,15 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     row = _with_degrees_of_devices(row)
     spread = spread_of(row, seq_len, run_framework)
     cluster, network_contradictions = cluster_of(row, keys.get("network", {}), run_name)
-    dtype, assumed_dtype = dtype_of(row)
+    stated_dtype = dtype_of(row, cluster.device)
+    dtype = stated_dtype.dtype
 
     preset = recipe_of(row, run_framework, model, cluster.device, dtype)
     layout_text = stated_layout(row, spread, model, run_framework, preset)
     # Where the data sheet has no host link, nobody knows what copies to the host cost, so they are left out.
     unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
     if offloads_activations(row) and not unknown_offload:
-        if isinstance(model, Transformer) and spread.pp == 1:
+        if isinstance(model, Transformer) and spread.pp == 1 and recompute_of(row) != "full":
             # All layers but one: the backward of the last one begins at once.
             layout_text += f",offload_layers={model.layers - 1}"
         else:
@@ -171,7 +176,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     possibly_assumed = {
         "framework": assumed_framework,
         "seq_len": assumed_length,
-        "dtype": assumed_dtype,
+        "dtype": stated_dtype.is_assumed,
+        "schedule": schedule_of(row).is_one_of_several and spread.pp > 1,
         COPIES_TO_HOST: unknown_offload or leaves_policy_open(row),
         CONVERSATIONS: may_pack_conversations(row) and job.mode == "train" and not job.varied_lengths,
         "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
@@ -187,6 +193,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *text(row, CONTRADICTIONS).splitlines(),
         *network_contradictions,
         *contradictions_in_words(row),
+        *filter(None, [stated_dtype.contradiction]),
         *_contradictions_of_sizes(row, model, cluster),
     )
 

@@ -14,6 +14,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework, Job, Layout, key_fields
 from perfmodel.spec.notation import written
 from perfmodel.validation.rows._cells import Row, Unusable, number, text
+from perfmodel.validation.rows._layout_words import columns_of_schedule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,6 +135,7 @@ def with_plain_columns(row: Row) -> Row:
         filled[plain_column] = value
     if text(row, "cluster"):
         contradictions += _fill_from_cluster(filled)
+    contradictions += _fill_from_schedule(filled)
     contradictions += _contradictions_of_counts(filled)
     if contradictions:
         filled[CONTRADICTIONS] = "\n".join(dict.fromkeys(contradictions))
@@ -164,6 +166,22 @@ def _fill_from_cluster(row: dict[str, Any]) -> list[str]:
             contradictions.append(f"device={stated} and cluster={text(row, 'cluster')} of {cluster.device.name}")
     row["device"] = cluster.device.name
     row["devices_per_node"] = cluster.devices_per_node
+    return contradictions
+
+
+def _fill_from_schedule(row: dict[str, Any]) -> list[str]:
+    """Fill in numbers that the words for a row's schedule state, and note where the row's own values differ."""
+    contradictions = []
+    for column, value in columns_of_schedule(row).items():
+        try:
+            stated = number(row, column)
+        except Unusable:
+            # `read_case` says why.
+            continue
+        if stated is None:
+            row[column] = value
+        elif stated != value:
+            contradictions.append(f"{column}={stated:g} and schedule={text(row, 'schedule')}")
     return contradictions
 
 

@@ -7,8 +7,9 @@ from typing import Any, Final
 from perfmodel import catalog
 from perfmodel.spec import Device, Framework, Model, Transformer
 from perfmodel.validation.rows._cells import Row, count, text
+from perfmodel.validation.rows._layout_words import recompute_of
 from perfmodel.validation.rows._model import known_model, model_of
-from perfmodel.validation.rows._words import fp8_recipe_of, recompute_of
+from perfmodel.validation.rows._words import fp8_recipe_of
 
 NO_RELEASE: Final = "default"
 """Release of recipes that have no releases: configurations that a launcher ships, examples of a container."""

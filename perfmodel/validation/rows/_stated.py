@@ -1,49 +1,37 @@
 """Reads the layout and job that a published row states, either as launch arguments or in columns."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from perfmodel.schedule import schedule_names
 from perfmodel.spec import Framework, Layout, Model, Transformer
-from perfmodel.spec.notation import schedule_name, written
+from perfmodel.spec.notation import written
 from perfmodel.units import divisors
-from perfmodel.validation.rows._cells import Row, Spread, Unusable, count, number, text
+from perfmodel.validation.rows._cells import Row, Spread, count, number, text
 from perfmodel.validation.rows._keys import layout_values
+from perfmodel.validation.rows._layout_words import (
+    recompute_modules_of,
+    recompute_of,
+    repeated_layers,
+    schedule_of,
+    secondary_shards_of,
+    sharding_of,
+)
 from perfmodel.validation.rows._recipe import RowRecipe
 from perfmodel.validation.rows._words import (
     adapter_rank_of,
     attends_in_8_bits,
+    base_weights_of,
     fp8_recipe_of,
+    gradient_dtype_of,
     graphs_of,
     keeps_16_bits_alone,
     launch_switches,
     layout_switches,
-    recompute_modules_of,
-    recompute_of,
-    repeated_layers,
-    sharding_of,
 )
-from perfmodel.validation.rows.vocabulary import INTERLEAVED_NAMES
-
-_SCHEDULES: Final[Mapping[str, str]] = {
-    "none": "1f1b",
-    "": "1f1b",
-    **dict.fromkeys(INTERLEAVED_NAMES, "interleaved"),
-    # The authors search an order within a memory limit; these are their hand-made ones of the same memory.
-    "zb-1p": "zb-h1",
-    "zb-2p": "zb-h2",
-    # All programs here wait for all gradients before an update.
-    "zb-2p-sync-optimizer": "zb-h2",
-}
-"""Schedules by the other names that rows use for them."""
 
 
 def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
-    """The layout stated by a row and its recipe, with the framework's defaults for the rest.
-
-    Raises:
-        Unusable: a schedule that is not modelled.
-    """
+    """The layout stated by a row and its recipe, with the framework's defaults for the rest."""
     schedule = _stated_schedule(row, spread)
 
     # Degrees and batch of the row over what its recipe sets; everything else is added only where
@@ -79,22 +67,13 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
 
 
 def _stated_schedule(row: Row, spread: Spread) -> dict[str, Any]:
-    """The schedule and chunks per stage of a row, if stated.
-
-    Raises:
-        Unusable: a schedule that is not modelled.
-    """
-    name = text(row, "schedule").lower()
-    schedule = _SCHEDULES.get(name, schedule_name(name))
-    if schedule.partition(":")[0] not in schedule_names():
-        raise Unusable(f"schedule {name} is not modelled")
+    """The schedule and chunks per stage of a row, if stated."""
     # Several model chunks per stage only run interleaved, whatever the row calls the schedule.
     vpp = count(row, "vpp", 1) if spread.pp > 1 else 1
     if vpp > 1:
         return {"vpp": vpp, "schedule": "interleaved"}
-    if name:
-        return {"schedule": schedule.replace("interleaved", "1f1b")}
-    return {}
+    schedule = schedule_of(row).name
+    return {"schedule": schedule.replace("interleaved", "1f1b")} if schedule else {}
 
 
 def _recomputed_layers(row: Row, spread: Spread, model: Model, framework: Framework) -> int | None:
@@ -164,6 +143,11 @@ def stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) ->
     # Gradients have the type of the weights that they are of, where nothing wider is kept (torch's `Tensor.grad`).
     if keeps_16_bits_alone(row):
         job_fields |= {"optimizer": "adam16bit", "grad_dtype": dtype}
+    if gradient_dtype_of(row):
+        job_fields["grad_dtype"] = gradient_dtype_of(row)
+    secondary_shards = secondary_shards_of(row)
+    if secondary_shards:
+        job_fields["secondary_shards"] = secondary_shards
 
     # Switches of a launch are statements only where they are on: a launch that does not name one
     # may still have it by its framework's default.
@@ -184,4 +168,6 @@ def stated_job(row: Row, framework: Framework, preset: RowRecipe, dtype: str) ->
     if rank is not None:
         job_fields |= {"frozen": True, "adapter_rank": rank}
         job_fields["adapter_all_to_all"] = switches.get("lora_a2a", False) and rank > 0
+        if base_weights_of(row):
+            job_fields["base_weights"] = base_weights_of(row)
     return job_fields

@@ -1,21 +1,17 @@
-"""Reads word columns of published runs: element type, recompute, network, sharding."""
+"""Reads word columns of published runs: element type, network, launch, framework; and names what is not understood."""
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from dataclasses import dataclass
+from typing import Final
 
 from perfmodel.catalog import frameworks
 from perfmodel.catalog.networks import Network, stated_network, unread_link_words
-from perfmodel.spec import CudaGraphs, Fp8Recipe, Framework, Model, RecomputeModule, Transformer
+from perfmodel.spec import CudaGraphs, Device, Fp8Recipe, Framework, Model
 from perfmodel.validation.rows._cells import Row, Unusable, count, number, text
-from perfmodel.validation.rows.vocabulary import (
-    DTYPE,
-    RECOMPUTE,
-    SHARDING,
-    Reading,
-    read_phrases,
-    read_switches,
-)
+from perfmodel.validation.rows._layout_words import recompute_of, stages_named, unread_schedule_words
+from perfmodel.validation.rows.phrases import Reading, read_phrases
+from perfmodel.validation.rows.vocabulary import DTYPE, RECOMPUTE, SHARDING, read_switches
 
 _DTYPE_BY_MEANING: Final = (
     ("fp4", ("fp4", "nvfp4")),
@@ -24,12 +20,23 @@ _DTYPE_BY_MEANING: Final = (
         ("fp8", "mxfp8", "fp8 current", "fp8 blockwise", "fp8 tensorwise", "fp8 rowwise"),
     ),
     ("int8", ("int8",)),
-    ("bf16", ("bf16", "16 bits alone")),
+    ("bf16", ("bf16",)),
     ("tf32", ("tf32",)),
-    ("fp16", ("fp16",)),
+    ("fp16", ("fp16", "levels of amp")),
     ("fp32", ("fp32",)),
 )
 """Element types by meaning of words, in order of precedence: with an 8-bit recipe, the rest stays in 16 bits."""
+_MIXED: Final = ("16 bits", "16 bits alone", "base nf4", "base int8")
+"""Meanings of words by which products are computed in 16 bits of some type."""
+_WIDER: Final = {
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "fp32"),
+    "fp16": ("bf16", "fp32"),
+    "tf32": ("fp32",),
+}
+"""Element types in which a device without units for one computes instead, in order of preference."""
 _RECIPES: Final[Mapping[str, Fp8Recipe]] = {
     "nvfp4": "nvfp4",
     "mxfp8": "mxfp8",
@@ -59,23 +66,57 @@ _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
 
 
-def dtype_of(row: Row) -> tuple[str, bool]:
-    """The element type of a row's matrix products, and whether it is assumed.
+@dataclass(frozen=True)
+class StatedDtype:
+    """The element type of a row's matrix products."""
+
+    dtype: str
+    is_assumed: bool = False
+    """Whether no word of the row settles it."""
+    contradiction: str = ""
+    """A sentence about a stated type for which the row's device has no units; else empty."""
+
+
+def dtype_of(row: Row, device: Device) -> StatedDtype:
+    """The element type of a row's matrix products on its device.
 
     `float8-rowwise`, `mxfp8`, `fp8 delayed hybrid` and the like are fp8 by some recipe; the recipe's own column stands
-    in where `dtype` is empty.
-
-    Raises:
-        Unusable: one that is not modelled.
+    in where `dtype` is empty or not understood. A run on a device without units for a stated type was measured all the
+    same: it computed in the next wider one, or one of the two cells is wrong.
     """
-    stated = text(row, "dtype") or text(row, "dtype_recipe")
-    if not stated:
-        return "bf16", True
-    reading = read_phrases(stated, DTYPE)
+    usual = device.usual_dtype
+    for column in ("dtype", "dtype_recipe"):
+        reading = read_phrases(text(row, column), DTYPE)
+        stated = _dtype_in_words(reading, device)
+        # Words for mixed precision leave open which type of 16 bits is meant; the device has one, or both are as fast.
+        if not stated and reading.first(*_MIXED):
+            stated = usual
+        if not stated:
+            continue
+        if stated in device.dtypes:
+            return StatedDtype(stated)
+        wider = next((dtype for dtype in _WIDER.get(stated, ()) if dtype in device.dtypes), usual)
+        # Frameworks pass over a request for TF32 where there are no units for it.
+        if stated == "tf32":
+            return StatedDtype(wider)
+        return StatedDtype(wider, False, f"{column}={stated} and {device.name} without {stated} (taken as {wider})")
+    return StatedDtype(usual, True)
+
+
+def names_dtype(row: Row) -> bool:
+    """Whether a row's words name an element type, however narrowly."""
+    meanings = [meaning for _, of_type in _DTYPE_BY_MEANING for meaning in of_type]
+    return bool(_dtype_reading(row).first(*meanings, *_MIXED, "8 bits"))
+
+
+def _dtype_in_words(reading: Reading, device: Device) -> str:
+    """The element type of matrix products that words name; empty if they name none."""
     for dtype, meanings in _DTYPE_BY_MEANING:
         if reading.first(*meanings):
-            return dtype, False
-    raise Unusable(f"dtype {stated} is not modelled")
+            return dtype
+    if reading.has_meaning("8 bits"):
+        return "int8" if "int8" in device.dtypes and "fp8" not in device.dtypes else "fp8"
+    return ""
 
 
 def _dtype_reading(row: Row) -> Reading:
@@ -102,111 +143,31 @@ def keeps_16_bits_alone(row: Row) -> bool:
     return _dtype_reading(row).has_meaning("16 bits alone")
 
 
+def gradient_dtype_of(row: Row) -> str:
+    """The element type in which a row's gradients are reduced; empty if not stated."""
+    return _dtype_reading(row).first("bf16 gradients", "fp32 gradients").partition(" ")[0]
+
+
+def base_weights_of(row: Row) -> str:
+    """The storage of frozen weights beside adapters in a row's words: `nf4`, `int8`, or empty if not stated."""
+    return _dtype_reading(row).first("base nf4", "base int8").removeprefix("base ")
+
+
 def attends_in_8_bits(row: Row) -> bool:
     """Whether a row's recipe states 8-bit attention."""
     return _dtype_reading(row).has_meaning("attention in 8 bits")
 
 
-def _recompute_readings(row: Row) -> tuple[Reading, Reading]:
-    """Return the readings of the columns `recompute` and `recompute_detail`."""
-    return read_phrases(text(row, "recompute"), RECOMPUTE), read_phrases(text(row, "recompute_detail"), RECOMPUTE)
-
-
-_RECOMPUTE_MODES: Final = {
-    "none": "none",
-    "full": "full",
-    "layers": "full",
-    "every": "selective",
-    "selective": "selective",
-    "policy full": "full",
-    "policy custom": "full",
-    "policy none": "none",
-    "policy products": "selective",
-    "policy products and attention": "selective",
-    "policy offload": "selective",
-    "policy feed-forward": "selective",
-}
-
-
-def recompute_of(row: Row) -> str:
-    """The recomputation mode closest to a row's words; empty if not stated.
-
-    `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's policies those
-    repeat most of a layer that keep but its projections of attention.
-    """
-    # The column `recompute` counts before its detail, and names of modules alone mean `selective`.
-    stated, detail = _recompute_readings(row)
-    for reading in (stated, detail):
-        mode = reading.first(*_RECOMPUTE_MODES)
-        if mode:
-            return _RECOMPUTE_MODES[mode]
-        if reading.all_of(*get_args(RecomputeModule)):
-            return "selective"
-    return ""
-
-
-def repeated_layers(row: Row, model: Model, stages: int) -> int | None:
-    """Number of fully recomputed layers per stage in a row's words (`full block 21 layers`, `every 2nd layer`); None if
-    not stated.
-    """
-    if not isinstance(model, Transformer):
-        return None
-    readings = _recompute_readings(row)
-    for reading in readings:
-        layers = reading.figure("layers")
-        if layers is not None:
-            return layers
-        every = reading.figure("every")
-        if every:
-            return round(-(-model.layers // stages) / every)
-    return None
-
-
-def offloads_activations(row: Row) -> bool:
-    """Whether a row states offloading of activations (`minimal_offloaded`)."""
-    return any(reading.has_meaning("policy offload") for reading in _recompute_readings(row))
-
-
-def leaves_policy_open(row: Row) -> bool:
-    """Whether a row uses a custom recomputation policy without stating it (`custom`)."""
-    says_custom = any(reading.has_meaning("policy custom") for reading in _recompute_readings(row))
-    return says_custom and not text(row, "recompute_detail")
-
-
-_BETWEEN_PRODUCTS: Final[tuple[RecomputeModule, ...]] = ("layernorm", "mlp_act", "moe_act")
-"""Modules of a layer between products of weights and attention."""
-_POLICY_MODULES: Final[dict[str, tuple[RecomputeModule, ...]]] = {
-    "policy products": ("core_attn", *_BETWEEN_PRODUCTS),
-    "policy products and attention": _BETWEEN_PRODUCTS,
-    "policy offload": ("core_attn", *_BETWEEN_PRODUCTS),
-    # A compiler leaves out the feed-forward's last product, whose result nothing needs.
-    "policy feed-forward": ("core_attn", "layernorm", "mlp"),
-}
-"""Modules that are recomputed under JAX's policies that save results of products with weights (JAX documentation,
-`jax.checkpoint_policies`: checkpoint_dots_with_no_batch_dims), on the device or on the host. Products of attention have
-batch dimensions."""
-
-
-def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
-    """Return the modules of `selective` recomputation in Megatron-Core's names; empty if not stated."""
-    readings = _recompute_readings(row)
-    named: tuple[str, ...] = (
-        *readings[0].all_of(*get_args(RecomputeModule)),
-        *readings[1].all_of(*get_args(RecomputeModule)),
-    )
-    for reading in readings:
-        named += _POLICY_MODULES.get(reading.first(*_POLICY_MODULES), ())
-    return tuple(module for module in get_args(RecomputeModule) if module in named)
-
-
 _ASSUMED_ADAPTER_RANK: Final = 16
-"""Rank of MLPerf's LoRA benchmark, assumed if only a model's name indicates adapters."""
+"""Rank of MLPerf's LoRA benchmark, assumed if only a model's name or the storage of its weights indicates adapters."""
 
 
 def adapter_rank_of(row: Row) -> int | None:
-    """Rank of LoRA adapters implied by a model's name (`llama2-70b-lora`); None if all weights are trained."""
-    has_adapters = re.search(r"(?<![a-z])lora(?![a-z])", text(row, "model").lower()) is not None
-    return _ASSUMED_ADAPTER_RANK if has_adapters else None
+    """Rank of LoRA adapters implied by a model's name (`llama2-70b-lora`) or by narrow weights (`nf4`); None if all
+    weights are trained."""
+    names_adapters = re.search(r"(?<![a-z])q?lora(?![a-z])", text(row, "model").lower()) is not None
+    # Weights that are stored in 4 or 8 bits cannot be trained, only adapters beside them.
+    return _ASSUMED_ADAPTER_RANK if names_adapters or base_weights_of(row) else None
 
 
 def launch_switches(row: Row) -> Mapping[str, bool]:
@@ -271,6 +232,7 @@ def unread_words(row: Row) -> tuple[str, ...]:
     }
     for column, vocabulary in _VOCABULARY_BY_COLUMN.items():
         unread[column] = read_phrases(text(row, column), vocabulary).unread
+    unread["schedule"] = unread_schedule_words(row)
     _, unread["launch_and_overlap"] = read_switches(text(row, "launch_and_overlap"))
 
     # The remarks become a list that is separated by commas, so that none may stand inside one.
@@ -309,19 +271,6 @@ def adapters_of(row: Row) -> tuple[int | None, float | None]:
     return adapters, rate
 
 
-def _stages_named(reading: Reading) -> frozenset[int]:
-    """Stages of ZeRO that words for sharding may mean: FSDP by itself is stage 2 or 3."""
-    stage = reading.figure("stage")
-    if stage is not None:
-        return frozenset({stage})
-    if reading.first("zero 2", "keeps weights"):
-        return frozenset({2})
-    if reading.first("zero 3", "hybrid", "fsdp group"):
-        return frozenset({2, 3})
-    meaning = reading.first("zero 0", "zero 1")
-    return frozenset({int(meaning[-1])} if meaning else ())
-
-
 def _dtypes_named(cell_text: str) -> frozenset[str]:
     """Element types that words name; TF32 means data in fp32."""
     reading = read_phrases(cell_text, DTYPE)
@@ -336,7 +285,7 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
 
     # Columns contradict each other if their readings share no possible value.
     stage = number(row, "zero_stage")
-    named = _stages_named(read_phrases(text(row, "sharding"), SHARDING))
+    named = stages_named(read_phrases(text(row, "sharding"), SHARDING))
     if stage is not None and named and stage not in named:
         contradictions.append(f"zero_stage={stage:g} and sharding={text(row, 'sharding')}")
     modes = {recompute_of({"recompute": text(row, name)}) for name in ("recompute", "recompute_detail")} - {""}
@@ -395,44 +344,3 @@ def _compiles(row: Row) -> bool:
     if launch_switches(row).get("compile"):
         return True
     return bool(_COMPILES.search(text(row, "framework_as_stated").lower()))
-
-
-def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
-    """The layout fields `zero`, `replicate` and `offload_states` from a row's `zero_stage` and `sharding`.
-
-    Weights that FSDP shards stay gathered between the micro-batches of a pipeline (arXiv 2407.21783, section 3.3.2;
-    torchtitan's default). `HSDP` without a number shards inside a node.
-
-    Raises:
-        Unusable: a `zero_stage` that is no whole number.
-    """
-    # Numbers in the column `zero_stage` go before words, which may mean two stages.
-    reading = read_phrases(text(row, "sharding"), SHARDING)
-    names_fsdp = bool(reading.first("zero 3", "fsdp group", "hybrid", "zero 2"))
-    is_fsdp = names_fsdp and not reading.first("stage", "zero 1")
-    zero = reading.figure("stage")
-    if number(row, "zero_stage") is not None:
-        zero = count(row, "zero_stage", least=0)
-    elif zero is None:
-        meaning = reading.first("zero 0", "zero 1", "zero 2", "zero 3", "fsdp group", "hybrid")
-        if meaning:
-            zero = int(meaning[-1]) if meaning.startswith("zero") else 3
-            zero = 2 if reading.has_meaning("zero 2") else zero
-
-    # Weights that stay gathered between micro-batches are not sharded as in stage 3.
-    if is_fsdp and zero is not None and (pp > 1 or reading.has_meaning("keeps weights")):
-        zero = min(zero, 2)
-
-    # Where fewer ranks than there are replicas share the weights, each group of them holds a copy.
-    stated: dict[str, Any] = {} if zero is None else {"zero": zero}
-    ranks = reading.figure("group") or reading.figure("fsdp group") or 0
-    if reading.has_meaning("hybrid") and not ranks:
-        ranks = max(1, count(row, "devices_per_node", 8) // count(row, "tp", 1))
-    if stated.get("zero", 1) and 0 < ranks < dp and dp % ranks == 0:
-        stated["replicate"] = dp // ranks
-    # FSDP's offload moves weights with their states, that of any other ZeRO states alone.
-    if stated.get("zero") == 3 and reading.has_meaning("offload") and is_fsdp:
-        stated["offload_states"] = "weights"
-    elif stated.get("zero") and reading.first("offload", "offload optimizer"):
-        stated["offload_states"] = "optimizer"
-    return stated

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.validation.rows import Row, count, number, text
-from perfmodel.validation.rows.vocabulary import INTERLEAVED_NAMES, SHARDING, read_phrases
+from perfmodel.validation.rows import Row, count, names_dtype, number, schedule_of, text
+from perfmodel.validation.rows.phrases import read_phrases
+from perfmodel.validation.rows.vocabulary import SHARDING
 from perfmodel.validation.unstated._features import RunFeatures
 from perfmodel.validation.unstated.priors import ChoicePriors
 
@@ -93,7 +94,7 @@ def filled_rows(
     # values, or leaves a row that states them as it is.
     rows = [FilledRow(row)]
     steps = [_with_degrees, _with_replicas, _with_shards]
-    if not names_schedules or text(row, "schedule").lower() != "1f1b":
+    if not names_schedules or schedule_of(row).name != "1f1b":
         steps.insert(2, _with_chunks)
     if micro_batch is None:
         steps.insert(2, _with_micro_batch)
@@ -214,8 +215,8 @@ def _with_chunks(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
     """Yield the row with numbers of model chunks, if it leaves them open."""
     row = before.cells
     stages = count(row, "pp", 1)
-    schedule = text(row, "schedule").lower()
-    is_interleaved = schedule in INTERLEAVED_NAMES
+    schedule = schedule_of(row).name
+    is_interleaved = schedule == "interleaved"
     if stages == 1 or text(row, "vpp") or not (is_interleaved or schedule in ("", "1f1b")):
         return
 
@@ -262,7 +263,7 @@ def _with_shards(before: FilledRow, features: RunFeatures, priors: ChoicePriors)
 
 
 def _with_dtype(before: FilledRow, features: RunFeatures, priors: ChoicePriors, narrow: str) -> Iterator[FilledRow]:
-    if text(before.cells, "dtype") or text(before.cells, "dtype_recipe"):
+    if names_dtype(before.cells):
         yield before
         return
     chances = priors.probabilities("dtype", features.contexts(DTYPE_CHAIN), ("16 bits", "8 bits"))
