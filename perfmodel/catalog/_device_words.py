@@ -97,7 +97,7 @@ _SPELLINGS: Final = (
     # Trademarks, and counts and instance types around a name (`8x H100`, `p5.48xlarge`).
     (r"\((?:tm|r|c)\)|[\u2122\u00ae]", " "),
     (r"\b[a-z]+\d+[a-z]*\.\d*x?large\b", " "),
-    (r"\b\d+ ?[x\u00d7] ?(?=[a-z])", " "),
+    (r"(^|\() *\d+ ?[x\u00d7] ?(?=[a-z])", r"\1"),
     (r"\bai accelerators?\b|\bserver edition\b|\bultra (?=[bg]b?\d)", " "),
     # TPUs: the small chips are called `lite`, and a number behind the version is the size of a slice.
     (r"\b(?:tpu[- ]?)?v(\d)[- ]?lite(?:[- ]?pod)?(?![a-z])", r"tpu-v\1e"),

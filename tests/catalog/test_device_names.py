@@ -38,10 +38,10 @@ from perfmodel.ops import Gemm
         ("Nvidia Hopper H100s", "H100-SXM5-80GB", 700), ("8x H100 SXM5", "H100-SXM5-80GB", 700),
         ("p5.48xlarge (8xH100)", "H100-SXM5-80GB", 700), ("DGX A100 40GB", "A100-SXM4-40GB", 400),
         ("v5litepod-256", "TPU-v5e", None), ("TPU v5 lite", "TPU-v5e", None), ("tpu-v6e-256", "TPU-v6e", None),
-        ("TPU v6e (Trillium)", "TPU-v6e", None), ("TPUv4-512", "TPU-v4", None), ("TPU7x-64 Ironwood", "TPU-v7x", None),
+        ("TPU v6e (Trillium)", "TPU-v6e", None), ("TPUv4-512", "TPU-v4", 192), ("TPU7x-64 Ironwood", "TPU-v7x", None),
         ("Gaudi 3 HL-325L", "Gaudi3", 900), ("AMD Instinct(TM) MI-300X OAM", "MI300X", 750),
         ("NVIDIA GB200 Grace Blackwell Superchip", "GB200-NVL72", 1200), ("H200 SXM5 141GB", "H200-SXM-141GB", 700),
-        ("Blackwell Ultra B300 SXM6", "B300-SXM", 1400), ("Grace Hopper", "GH200-96GB", 700),
+        ("Blackwell Ultra B300 SXM6", "B300-SXM", 1100), ("Grace Hopper", "GH200-96GB", 700),
         ("H100 NVL 94GB", "H100-NVL-94GB", 400), ("V100 32GB PCIe", "V100-PCIE-32GB", 250),
     ],
 )  # fmt: skip

@@ -73,14 +73,16 @@ SHARDING_SYNONYMS = [
      "zero_hpz_partition_size=8"),
 ]  # fmt: skip
 DTYPE_SYNONYMS = [
-    ({"job": {"dtype": "bf16"}}, "bf16", "bfloat16", "bf16-mixed", "mixed precision", "16-bit", "bf16 + fp32 master weights",
-     "BF16 (fp32 optimizer states)"),
-    ({"job": {"dtype": "bf16", "grad_dtype": "fp32"}}, "bf16 with fp32 gradients", "param_dtype=bf16, reduce_dtype=fp32"),
+    ({"job": {"dtype": "bf16"}}, "bf16", "bfloat16", "bf16-mixed", "mixed precision", "16-bit",
+     "bf16 + fp32 master weights", "BF16 (fp32 optimizer states)"),
+    ({"job": {"dtype": "bf16", "grad_dtype": "fp32"}}, "bf16 with fp32 gradients",
+     "param_dtype=bf16, reduce_dtype=fp32"),
     ({"job": {"dtype": "fp16"}}, "O1", "O2", "apex O2", "16-mixed", "half precision", "fp16 (dynamic loss scaling)"),
     ({"job": {"dtype": "fp8"}}, "BF16/FP8", "fp8-mixed", "FP8 hybrid", "float8_e4m3fn", "8-bit"),
     ({"job": {"dtype": "fp8", "fp8_recipe": "mxfp8"}}, "MXFP8", "mx-fp8", "fp8 MX"),
     ({"job": {"dtype": "int8"}}, "w8a8", "INT8 (AQT)"),
-    ({"job": {"dtype": "bf16", "base_weights": "nf4"}}, "nf4", "QLoRA 4-bit", "load_in_4bit", "4-bit base, bf16 compute"),
+    ({"job": {"dtype": "bf16", "base_weights": "nf4"}}, "nf4", "QLoRA 4-bit", "load_in_4bit",
+     "4-bit base, bf16 compute"),
 ]  # fmt: skip
 COLUMNS = {
     "recompute": (ROW, RECOMPUTE_SYNONYMS),
