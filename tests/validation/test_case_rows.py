@@ -1,5 +1,7 @@
 """What a row of published runs says is what is predicted; what it leaves open is named."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,8 @@ from perfmodel import catalog
 from perfmodel.catalog import cluster_for
 from perfmodel.errors import PerfModelError
 from perfmodel.validation import read_case, validate_cases
-from perfmodel.validation.rows import rows_of, with_heads
+from perfmodel.validation.rows import open_shapes, read_rows, rows_of, with_heads
+from perfmodel.workload import parameter_count
 
 ROW = KORTHIKANTI_22B | {
     "source": "a table", "framework": None, "family": "llama", "model": "m", "device": "H100-SXM5-80GB",
@@ -332,3 +335,58 @@ def test_every_device_and_network_of_the_published_runs_is_known(data_dir):
         for column in columns:
             for words in table[column].dropna().unique():
                 assert cluster_for("H100-SXM5-80GB", 8, "", words).levels, words
+
+
+SHAPELESS = ROW | dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "params_b"))
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama", "dense"])
+@pytest.mark.parametrize("name", ["ours-300M", "ours 1.3B", "gemma9-31b", "ours-175B", "ours-1T"])
+def test_a_shape_that_only_family_and_parameters_tell_has_these_parameters_and_is_said(family, name):
+    row = SHAPELESS | {"model": name, "family": family}
+    case = read_case(row)
+    assert "shape" in case.assumed
+    billions = float(re.split(r"[- ]", name)[-1][:-1]) * {"m": 1e-3, "b": 1, "t": 1e3}[name[-1].lower()]
+    shapes = open_shapes(row)
+    assert sum(probability for _, probability in shapes) == 1
+    assert len({cells["hidden"] for cells, _ in shapes}) == 3
+    for cells, _ in shapes:
+        completed = read_case(row | cells)
+        assert completed.contradictions == ()
+        assert parameter_count(completed.model) == pytest.approx(billions * 1e9, rel=0.1)
+    by_column = read_case(row | {"model": "ours", "params_b": billions})
+    assert (by_column.model.layers, by_column.model.hidden) == (case.model.layers, case.model.hidden)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [{"model": "ours"}, {"model": "ours-7b-of-13b"}, {"family": "moe", "model": "ours-30B-A3B"}, {"family": "unet"}],
+)
+def test_a_shape_that_nothing_tells_is_refused(cells):
+    with pytest.raises(PerfModelError, match="shape is not stated"):
+        read_case(SHAPELESS | {"model": "ours", "family": "gpt"} | cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("meta-llama/Meta-Llama-3-8B", 32), ("Qwen/Qwen3-30B-A3B", 48), ("mixtral-8x7b", 32), ("llama2-70b", 80)],
+)
+def test_a_model_of_the_catalog_needs_no_columns_of_its_shape(name, layers):
+    model = read_case(SHAPELESS | {"model": name, "family": None}).model
+    assert model.layers == layers
+    assert open_shapes(SHAPELESS | {"model": name, "family": "llama"}) == []
+
+
+def test_a_step_time_that_is_not_stated_follows_from_the_throughput(tmp_path):
+    rates = ROW | {"measured_iter_time_s": None, "measured_tokens_per_s_per_device": 4096.0}
+    rows = [
+        rates,
+        rates | {"global_batch": None, "micro_batch": 4},
+        rates | {"global_batch": None, "num_microbatches": None},
+        rates | {"measured_tokens_per_s_per_device": 0},
+        rates | {"measured_iter_time_s": 3.0},
+    ]
+    path = tmp_path / "runs.csv"
+    pd.DataFrame(rows).to_csv(path)
+    # 32 sequences of 2048 tokens on 8 devices.
+    np.testing.assert_allclose(read_rows(path)["measured_iter_time_s"].astype(float), [2, 2, np.nan, np.nan, 3])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.validation import RowRun, read_case
+from perfmodel.validation.rows import with_plain_columns
 from perfmodel.validation.unstated import (
     ACCUMULATION,
     ACCUMULATION_CHAIN,
@@ -191,3 +192,19 @@ def test_shards_of_gpus_are_not_bounded_by_their_nodes():
 def test_schedules_are_named_by_launches_of_torchtitan_alone():
     by_name = {name for name in catalog.frameworks() if catalog.framework(name).launch.names_schedules}
     assert by_name == {"torchtitan", "torchtitan-compile"}
+
+
+def test_a_shape_that_only_family_and_parameters_tell_has_several_widths():
+    row = ROW | {"model": "ours-30B", "family": "llama", "layers": None}
+    rows, names = filled(row)
+    assert names == ["shape"]
+    assert len({cells["hidden"] for cells in rows}) == 3
+    assert {read_case(cells).model.layers for cells in rows} == {40, 54, 86}
+
+
+def test_words_that_are_not_understood_leave_a_cell_open():
+    unread = ROW | {"dtype": "florp", "schedule": "florp", "vpp": None}
+    stated_nothing = ROW | {"dtype": None, "schedule": None, "vpp": None}
+    assert filled(unread, narrow="fp8")[1] == filled(stated_nothing, narrow="fp8")[1] == ["vpp", "dtype"]
+    named = {"dtype": "mixed precision", "schedule": "interleaved 1F1B (v=2)"}
+    assert filled(with_plain_columns(unread | named), narrow="fp8")[1] == []

@@ -65,7 +65,8 @@ def missing_columns(table: "pd.DataFrame") -> list[str]:
 
 
 def read_rows(path: Path) -> "pd.DataFrame":
-    """Read any csv file; tables of runs get missing heads from other rows (`with_heads`).
+    """Read any csv file; tables of runs get missing heads from other rows (`with_heads`), and missing step times from
+    their throughput (`with_step_times`).
 
     Raises:
         TableError: a file that is missing or no table.
@@ -75,7 +76,7 @@ def read_rows(path: Path) -> "pd.DataFrame":
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
-        return with_heads(read_csv(path))
+        return with_step_times(with_heads(read_csv(path)))
     except TableError:
         raise
     except TooLargeError as error:
@@ -101,6 +102,32 @@ def with_heads(table: "pd.DataFrame") -> "pd.DataFrame":
         return table
     heads = table["heads"].where(~filled, agreed)
     return table.assign(heads=heads, **{FROM_OTHERS: np.where(filled, "heads", "")})
+
+
+_OF_STEP_TIME: Final = ("measured_iter_time_s", "measured_tokens_per_s_per_device", "n_devices", "seq_len")
+
+
+def with_step_times(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Fill in empty step times from tokens per second and device, where the tokens of a step are stated."""
+    import pandas as pd
+
+    if not set(_OF_STEP_TIME) <= set(table.columns):
+        return table
+
+    def column(name: str) -> np.ndarray:
+        values = pd.to_numeric(table[name], errors="coerce") if name in table else np.full(len(table), np.nan)
+        return np.asarray(values, float)
+
+    # A batch that is not stated is that of the micro-batches of all replicas.
+    batch = column("global_batch")
+    batch = np.where(np.isnan(batch), column("micro_batch") * column("num_microbatches") * column("dp"), batch)
+    tokens_per_s = column("measured_tokens_per_s_per_device") * column("n_devices")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step_s = batch * column("seq_len") / tokens_per_s
+    filled = np.asarray(table["measured_iter_time_s"].isna(), bool) & np.isfinite(step_s) & (step_s > 0)
+    if not filled.any():
+        return table
+    return table.assign(measured_iter_time_s=table["measured_iter_time_s"].astype(object).where(~filled, step_s))
 
 
 def text(row: Row, name: str, default: str = "") -> str:

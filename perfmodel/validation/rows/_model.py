@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any, Final
 
 from perfmodel import catalog
@@ -87,7 +88,13 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     if named is not None and _same_shape(named, row):
         return RowModel(_further_tokens(named, row))
     if named is None and not stated and number(row, "layers") is None:
-        raise Unusable("model shape is not stated and the name is not in the catalog")
+        shapes = open_shapes(row)
+        if not shapes:
+            raise Unusable("model shape is not stated and the name is not in the catalog")
+        # The likeliest shape; the others take part in the mixture of all that the run may be.
+        cells, _ = max(shapes, key=lambda shape: shape[1])
+        completed = _built({**row, **cells}, cells["family"], framework)
+        return replace(completed, assumed=("shape", *completed.assumed))
     relative = _catalog_model_of_shape(family, row)
     if relative is not None:
         return RowModel(relative)
@@ -106,6 +113,55 @@ def _described_model(row: Row, framework: Framework) -> RowModel:
     if not stated:
         raise Unusable("model shape is not stated and the name is not in the catalog")
     return _built(row, family, framework)
+
+
+_SMALL_MODEL_B: Final = 5.0
+_WIDTHS_PER_LAYER: Final = ((64, 0.25), (128, 0.5), (192, 0.25))
+"""Hidden sizes per layer of models of which only the parameters are known, each with its probability: that of most
+published models, and half as much and more (GPT-3, arXiv 2005.14165, table 2.1: 128 from 6.7 billion parameters on;
+Llama 3, arXiv 2407.21783, table 3: 102 to 130; Nemotron-4 340B, arXiv 2406.11704: 192)."""
+_WIDTHS_PER_LAYER_OF_SMALL: Final = ((43, 0.25), (64, 0.5), (128, 0.25))
+"""The same below `_SMALL_MODEL_B` billion parameters (GPT-3's table: 43 to 85)."""
+_SHAPE_CELLS: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden")
+_SIZE: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", re.IGNORECASE)
+_BILLIONS: Final = {"m": 1e-3, "b": 1.0, "t": 1e3}
+_PLAIN_STACKS: Final = {"dense": "llama", "decoder": "llama", "transformer": "gpt"}
+"""Families of which the layers are like those of another, by what tables call them."""
+
+
+def _stated_billions(row: Row) -> float | None:
+    """Parameters in billions by their column, else by the only size in the model's name (`gemma4-31b`, `300M`)."""
+    params_b = number(row, "params_b")
+    if params_b is not None:
+        return params_b
+    sizes = _SIZE.findall(text(row, "model"))
+    if len(sizes) != 1:
+        return None
+    figure, unit = sizes[0]
+    return float(figure) * _BILLIONS[unit.lower()]
+
+
+def open_shapes(row: Row) -> list[tuple[dict[str, Any], float]]:
+    """Cells of possible shapes of a dense stack of which only family and parameters are known, with probabilities.
+
+    Empty if the row states a size of its layers, its name is in the catalog, or nothing says how large it is.
+    """
+    family = _PLAIN_STACKS.get(_family(row), _family(row))
+    is_known = family in _FAMILY and family not in ("moe", "bert")
+    billions = _stated_billions(row) if is_known else None
+    states_sizes = any(number(row, name) is not None for name in _SHAPE_CELLS)
+    if not billions or states_sizes or known_model(text(row, "model")) is not None:
+        return []
+    shapes = []
+    widths = _WIDTHS_PER_LAYER_OF_SMALL if billions < _SMALL_MODEL_B else _WIDTHS_PER_LAYER
+    for width_per_layer, probability in widths:
+        # A layer has 12 h^2 parameters (`_layers`), and a stack of h / w of them 12 h^3 / w.
+        multiple = lcm(128, count(row, "tp", 1))
+        hidden = max(1, round((billions * 1e9 * width_per_layer / 12) ** (1 / 3) / multiple)) * multiple
+        # Gated feed-forward blocks have three matrices for two, so that their inner size is two thirds of 4 h.
+        ffn = 8 * hidden // 3 // multiple * multiple if _FAMILY[family].get("gated_ffn") else 4 * hidden
+        shapes.append(({"family": family, "params_b": billions, "hidden": hidden, "ffn_hidden": ffn}, probability))
+    return shapes
 
 
 def _family(row: Row) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.validation.rows import Row, count, names_dtype, number, schedule_of, text
+from perfmodel.validation.rows import Row, count, names_dtype, number, open_shapes, schedule_of, text
 from perfmodel.validation.rows.phrases import read_phrases
 from perfmodel.validation.rows.vocabulary import SHARDING
 from perfmodel.validation.unstated._features import RunFeatures
@@ -66,6 +66,7 @@ def filled_rows(
     """Fill in open degrees, micro-batch, chunks and element type in every plausible way; returns the row itself if none
     is open.
 
+    - The shape of a dense model of which only family and parameters are known: three widths per layer.
     - Two or more degrees: tensor parallelism of up to `MOST_TENSOR` ranks within a node (a slice of TPUs), up to
       `MOST_STAGES` stages and `MOST_CONTEXT` parts of the sequence (where that is not stated either), in powers of two,
       such that replicas share out the batch.
@@ -93,11 +94,11 @@ def filled_rows(
     # Fill in one group of cells after the other. Each step multiplies the rows by its possible
     # values, or leaves a row that states them as it is.
     rows = [FilledRow(row)]
-    steps = [_with_degrees, _with_replicas, _with_shards]
+    steps = [_with_shape, _with_degrees, _with_replicas, _with_shards]
     if not names_schedules or schedule_of(row).name != "1f1b":
-        steps.insert(2, _with_chunks)
+        steps.insert(3, _with_chunks)
     if micro_batch is None:
-        steps.insert(2, _with_micro_batch)
+        steps.insert(3, _with_micro_batch)
     for step in steps:
         filled: list[FilledRow] = []
         for before in rows:
@@ -110,6 +111,12 @@ def filled_rows(
     for before in rows:
         filled += _with_dtype(before, features, priors, narrow)
     return filled
+
+
+def _with_shape(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
+    """Yield the row with possible shapes of its model, if it states only family and parameters."""
+    for cells, chance in open_shapes(before.cells):
+        yield before.filled("shape", f"hidden={cells['hidden']}", chance, **cells)
 
 
 def _with_degrees(before: FilledRow, features: RunFeatures, priors: ChoicePriors) -> Iterator[FilledRow]:
