@@ -51,7 +51,6 @@ _FILLER: Final = frozenset(
         "card",
         "cts",
         "hgx",
-        "dgx",
         "gcp",
         "a2",
         "superchip",
@@ -131,6 +130,8 @@ class DeviceWords:
     memory_gb: float | None = None
     memory_kind: str = ""
     power_w: float | None = None
+    is_of_dgx: bool = False
+    """Whether the name says a DGX, whose devices are modules and never cards."""
 
     @property
     def part(self) -> "DeviceWords":
@@ -157,6 +158,7 @@ def device_words(name: str) -> DeviceWords:
     chip: list[str] = []
     makers: set[str] = set()
     architectures: set[str] = set()
+    is_of_dgx = False
     form = memory_kind = ""
     memory_gb = power_w = None
     for word in joined:
@@ -170,6 +172,8 @@ def device_words(name: str) -> DeviceWords:
             memory_kind = word
         elif _FORM.fullmatch(word):
             form = word
+        elif word == "dgx":
+            is_of_dgx = True
         elif word in MAKERS:
             makers.add(MAKERS[word])
         elif word in ARCHITECTURES:
@@ -186,6 +190,7 @@ def device_words(name: str) -> DeviceWords:
         memory_gb=memory_gb,
         memory_kind=memory_kind,
         power_w=power_w,
+        is_of_dgx=is_of_dgx,
     )
 
 
@@ -215,6 +220,8 @@ class PartNames:
         forms = {known.form for known in self.names} - {""}
         # `SXM` fits any generation of it. A device whose names contain no form factor is a PCIe card or an OAM.
         forms = forms or {"pcie", "oam"}
+        if stated.is_of_dgx and not any(form.startswith(("sxm", "nvl")) for form in forms):
+            return False
         return not stated.form or any(form.startswith(stated.form) for form in forms)
 
 

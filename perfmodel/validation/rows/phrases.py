@@ -90,7 +90,6 @@ _SPELLINGS: Final = (
 """Patterns over lower-case text, and what each becomes in plain words, in this order."""
 
 
-@lru_cache(maxsize=1024)
 def plain_words(text: str) -> str:
     """A text in lower case with blanks between its words, and numbers in digits."""
     plain = text.lower()
