@@ -8,6 +8,7 @@ Of several measured runs the batch time is the mean (5.2, "the average batch-tim
 (5.4), and a device's error the mean over runs.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -183,16 +184,14 @@ def _stage_errors(
     """Errors by stage, from the first start to the last end of each pass."""
     import pandas as pd
 
+    # Number the groups (device, stage, phase, micro-batch) in sorted order; a pass of several
+    # instructions is one group.
     names = ["device", "stage", "phase", "micro_batch"]
     is_pass = np.isin(activities.phase, PASSES)
     keys = pd.DataFrame({name: getattr(activities, name)[is_pass] for name in names})
-    groups = keys.groupby(names, sort=True)
-    number = groups.ngroup().to_numpy()
-
-    # Number the groups (device, stage, phase, micro-batch) in sorted order; a pass of several
-    # instructions is one group.
-    one_of_each = keys.assign(number=number).drop_duplicates("number").sort_values("number")
-    rows = one_of_each[names].reset_index(drop=True)
+    number = keys.groupby(names, sort=True).ngroup().to_numpy()
+    first_of_each = keys.assign(number=number).drop_duplicates("number").sort_values("number")
+    rows = first_of_each[names].reset_index(drop=True)
 
     def spans(stamps_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         start_s = np.full(len(rows), np.inf)
@@ -203,17 +202,20 @@ def _stage_errors(
 
     # A pass whose time was not measured has no error of its duration, though its time stamps have.
     start_s, end_s = spans(predicted_s)
-    start, end, both, time = (np.zeros((len(batch_s), len(rows))) for _ in range(4))
-    for run, of_run in enumerate(measured_s):
-        run_start_s, run_end_s = spans(of_run)
-        start[run] = np.abs(start_s - run_start_s) / batch_s[run]
-        end[run] = np.abs(end_s - run_end_s) / batch_s[run]
-        both[run] = (start[run] + end[run]) / 2
+    errors_of_runs: dict[str, list[np.ndarray]] = defaultdict(list)
+    for stamps_s, run_batch_s in zip(measured_s, batch_s, strict=True):
+        run_start_s, run_end_s = spans(stamps_s)
+        start_error = np.abs(start_s - run_start_s) / run_batch_s
+        end_error = np.abs(end_s - run_end_s) / run_batch_s
         took_s = run_end_s - run_start_s
         known = took_s > 0
-        time[run] = np.where(known, (end_s - start_s) / np.where(known, took_s, 1) - 1, np.nan)
-    medians = {"start_error": start, "end_error": end, "error": both, "time_error": time}
-    return rows.assign(**{name: np.median(values, axis=0) for name, values in medians.items()})
+        relative = (end_s - start_s) / np.where(known, took_s, 1) - 1
+        errors_of_runs["start_error"].append(start_error)
+        errors_of_runs["end_error"].append(end_error)
+        errors_of_runs["error"].append((start_error + end_error) / 2)
+        errors_of_runs["time_error"].append(np.where(known, relative, np.nan))
+    medians = {name: np.median(errors, axis=0) for name, errors in errors_of_runs.items()}
+    return rows.assign(**medians)
 
 
 def _number(value: Any) -> float | None:

@@ -306,14 +306,14 @@ def test_recompute_of_maxtext(policy: str, recompute: str) -> None:
         ("gemma2\nattn_logits_soft_cap: 50.0", {"attention_softcap": True, "layers": 42}),
     ],
 )
-def test_blocks_of_maxtext(block: str, said: dict[str, Any]) -> None:
+def test_a_decoder_block_of_maxtext_decides_what_layers_are(block: str, said: dict[str, Any]) -> None:
     text = (STRANGERS / "k22f_maxtext_gemma2_layers.yml").read_text()
     launch = parse_launch(text.replace("decoder_block: gemma2", f"decoder_block: {block}"), "run.yml")
     assert {name: launch.model.value(name) for name in said} == said
     assert launch.may_be_wrong == ()
 
 
-def test_experts_of_maxtext() -> None:
+def test_maxtext_states_sizes_and_places_of_experts() -> None:
     experts = model(parse_launch(MAXTEXT_MODEL, "run.yml")).experts
     assert experts is not None
     assert (experts.ffn_hidden, experts.shared_ffn_hidden, experts.first_dense_layers) == (1408, 5632, 3)

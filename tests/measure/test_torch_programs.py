@@ -123,7 +123,7 @@ def test_adam_steps():
 
 
 @pytest.mark.parametrize(("bytes_per_param", "tensors"), [(30.0, 1), (42.0, 3), (56.0, 3)])
-def test_mixed_precision_adam_steps(bytes_per_param: float, tensors: int):
+def test_mixed_precision_adam_updates_masters_and_copies_them(bytes_per_param: float, tensors: int):
     timed = torch_program(OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors), "cpu")
     cells = dict(zip(timed.function.__code__.co_freevars, timed.function.__closure__ or (), strict=True))
     masters, copies = (cells[name].cell_contents for name in ("masters", "copies"))

@@ -69,7 +69,7 @@ def test_replicas_and_steps() -> None:
         compare_traces(predicted, kernels_of(measured, replicas=3))
 
 
-def test_traces_without_tags() -> None:
+def test_untagged_traces_match_only_in_order() -> None:
     predicted, measured = pipeline(), pipeline(1.0, 2.5)
     nothing = compare_traces(predicted, kernels_of(measured, tagged=False))
     assert nothing.matched_by == "nothing"

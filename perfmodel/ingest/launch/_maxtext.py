@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.catalog import networks
 from perfmodel.errors import LaunchFileError
@@ -107,8 +107,19 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     return {"recompute": kind, "note.remat": f"remat_policy {name} is predicted as recompute={kind}, the closest kind"}
 
 
-def _mesh(settings: Mapping[str, Any]) -> Fields:
-    """Degrees of all axes; an axis of -1 takes the remaining devices."""
+class _Axes(NamedTuple):
+    """Axes of a mesh, within slices and across them together."""
+
+    sizes: dict[str, int]
+    """Degree of each axis, as far as it is stated."""
+    open: set[str]
+    """Axes that take the remaining devices."""
+    slices_are_nodes: bool
+    """Whether the file leaves the number of slices open, of which each is a node of GPUs."""
+
+
+def _axes(settings: Mapping[str, Any]) -> _Axes:
+    """Multiply the degrees of every axis (raises `BadValue` for what is no degree)."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     open_axes: set[str] = set()
     # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be open at most, so
@@ -130,7 +141,12 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
             open_axes.add(axis if name.startswith("ici_") else "")
         else:
             sizes[axis] *= size
-    open_axes.discard("")
+    return _Axes(sizes, open_axes - {""}, slices_are_nodes)
+
+
+def _mesh(settings: Mapping[str, Any]) -> Fields:
+    """Degrees of all axes; an axis of -1 takes the remaining devices."""
+    sizes, open_axes, slices_are_nodes = _axes(settings)
     fields: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
     fields["sequence_parallel"] = any(settings.get(f"{mesh}_tensor_sequence_parallelism", 1) > 1 for mesh in _MESHES)
     if sizes["pp"] > 1:

@@ -60,7 +60,7 @@ def test_the_result_states_its_space(case):
 
 
 @pytest.mark.slow
-def test_exact_holds_over_the_whole_space(case):
+def test_the_search_ranks_as_evaluating_every_layout_does(case):
     """Every layout that fits, evaluated one by one, against the best and against what is told to be one with it."""
     job = replace(case.job, global_batch=32)
     space = with_options(default_space(case.replace(job=job, devices=4)), "recompute,overlap", case.cluster)
