@@ -313,3 +313,19 @@ def test_a_message_counts_the_numbers_that_are_not_whole() -> None:
         require_whole("job", {"a": 0, "b": 2}, least=1)
     with pytest.raises(PerfModelError, match=r"job: a=0, b=1.5 must be whole numbers from 1"):
         require_whole("job", {"a": 0, "b": 1.5}, least=1)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "size"),
+    [(prefix, 10.0**exponent) for prefix, exponent in (("", 0), ("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12))]
+    + [(f"{prefix}i", 2.0**exponent) for prefix, exponent in (("K", 10), ("M", 20), ("G", 30), ("T", 40))],
+)
+def test_a_prefix_is_the_same_factor_of_every_unit(prefix: str, size: float) -> None:
+    assert parse_quantity(f"3{prefix}B", "memory") == 3 * size
+    assert parse_quantity(f"3{prefix}B/s", "bandwidth") == 3 * size
+    assert parse_quantity(f"8{prefix}b/s", "bandwidth") == parse_quantity(f"8{prefix}bit/s", "bandwidth") == size
+
+
+def test_figures_are_shortened_to_few_digits() -> None:
+    assert (figure(12345.6), figure(1.23456), figure(12.3456, 2)) == ("12,346", "1.235", "12")
+    assert (scaled(1.23456e12, "B"), scaled(123.456, "B", 2)) == ("1.23 TB", "123 B")
