@@ -53,7 +53,7 @@ STATES = (
 HOST_STATES = (StateChoice(1, True, True, False), StateChoice(1, True, True, False, 2))
 """Where there is one stage and nothing is recomputed, some layers may be on the host."""
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch")
-LEFT_OUT = ("images", "encoder and decoder", "two kinds of nodes")
+LEFT_OUT = ("images", "encoder and decoder", "two kinds of nodes", "newer nodes first")
 
 
 def grid_of(step: Step) -> LayoutGrid:

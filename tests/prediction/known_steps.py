@@ -77,7 +77,16 @@ BASES = {
         Job(global_batch=32, seq_len=2048, dtype="fp8", fp8_recipe="delayed"),
     ),
     "two kinds of nodes": Step(
-        _small("llama3-8b", 8), Layout(tp=4, pp=4, dp=2, zero=1), Job(global_batch=32, seq_len=2048), MIXED
+        _small("llama3-8b", 8),
+        Layout(tp=4, pp=4, dp=2, zero=1, kinds=("a100", "a100", "h100", "h100")),
+        Job(global_batch=32, seq_len=2048),
+        MIXED,
+    ),
+    "newer nodes first": Step(
+        _small("mixtral-8x7b", 4),
+        Layout(tp=2, pp=2, dp=4, ep=2, etp=1, zero=1, sequence_parallel=True, kinds=("h100", "a100")),
+        Job(global_batch=32, seq_len=1024),
+        MIXED,
     ),
     "encoder and decoder": Step(
         catalog.model("t5-v1.1-base"), Layout(tp=2, dp=4, zero=2), Job(global_batch=32, seq_len=512)
