@@ -102,6 +102,13 @@ SAME_AS_BASH = {
     "options of the script": 'set -- --tp 4 --pp=2\nwhile [[ $# -gt 0 ]]; do case "$1" in --tp) T=$2; shift 2;; '
                              '--pp=*) P="${1#*=}"; shift;; *) shift;; esac; done\nrun $T $P',
     "getopts": 'set -- -n 4 -v; while getopts "n:v" o; do case $o in n) N=$OPTARG;; v) V=1;; esac; done; run $N $V',
+    "statuses of builtins": "set -- a b && run 1 || run no; shift && run 2 || run no; shift 5 && run no || run 3; "
+                            "unset X && run 4 || run no; export Y=1 && run 5 || run no; "
+                            "read -r A <<< x && run 6 || run no; "
+                            "let Z=0 && run no || run 7; let Z=2 && run 8 || run no; "
+                            "printf -v P x && run 9 || run no; "
+                            ": && run 10 || run no; false && run no || run 11; eval false && run no || run 12; "
+                            "[ -z '' ] && run 13 || run no; mapfile -t M <<< x && run 14 || run no",
     "cut and replaced": "A=llama-7b.sh; run ${A%.sh} ${A%%-*} ${A#*-} ${A/7b/13b} ${A:0:5} ${#A} ${A^^} ${A//l/L}",
     "indirect": "A=B; B=3; run ${!A}",
     "inner shell": "A=1; export A; bash -c 'run $A'; sh -c \"run $A\"",

@@ -255,6 +255,13 @@ def test_sweep_keeps_what_nothing_beats():
     assert len(swept.to_frame()) == len(swept.servings)
 
 
+def test_a_sweep_serves_every_batch_once() -> None:
+    """Also where the largest batch that meets the limit is one of the powers of two."""
+    limit_s = serve(batch=32).tpot_s * (1 + 1e-9)
+    swept = pm.serve_sweep("llama3-8b", "dgx-h100", layouts=["tp=1"], tpot_limit_s=limit_s, **SERVED)
+    assert [serving.requests.batch for serving in swept.servings] == [1, 2, 4, 8, 16, 32]
+
+
 def test_a_sweep_tries_experts_sharded_like_the_rest_and_whole_on_ranks_of_either_kind():
     """By hand for four devices: all of tp * pp * dp = 4, and experts apart where ranks are of one kind."""
     swept = pm.serve_sweep("mixtral-8x7b", "dgx-h100", devices=4, **SERVED)

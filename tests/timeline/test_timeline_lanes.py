@@ -58,12 +58,14 @@ def test_any_structure_by_bundles(structure, seed):
 @pytest.mark.parametrize("lanes", [5, 40])
 def test_derivatives_of_lanes(lanes):
     compiled, durations = compile_structure(PIPELINE), lanes_of(PIPELINE, lanes)
-    _, gradients = one_by_one(compiled, durations)
+    spans, gradients = one_by_one(compiled, durations)
     weights = jnp.arange(1.0, lanes + 1)
     batch = jnp.asarray(durations)
-    reverse = jax.grad(lambda d: makespan_lanes(compiled, d) @ weights)(batch)
+    value, reverse = jax.value_and_grad(lambda d: makespan_lanes(compiled, d) @ weights)(batch)
+    np.testing.assert_allclose(value, spans @ np.asarray(weights), rtol=1e-5)
     np.testing.assert_allclose(reverse, gradients * np.asarray(weights)[:, None], rtol=1e-6)
-    _, forward = jax.jvp(lambda d: makespan_lanes(compiled, d), (batch,), (batch,))
+    value, forward = jax.jvp(lambda d: makespan_lanes(compiled, d), (batch,), (batch,))
+    np.testing.assert_allclose(value, spans, rtol=1e-6)
     np.testing.assert_allclose(forward, (gradients * durations).sum(axis=1), rtol=1e-5)
 
 
@@ -128,9 +130,11 @@ def test_derivatives_of_many():
     for i, (compiled, of_program) in enumerate(zip(programs, durations, strict=True)):
         np.testing.assert_allclose(gradients[i], (i + 1) * one_by_one(compiled, of_program)[1], rtol=1e-6)
     arrays = [jnp.asarray(d) for d in durations]
-    _, tangents = jax.jvp(lambda values: makespan_many(programs, values), (arrays,), (arrays,))
-    for of_program, tangent, compiled in zip(durations, tangents, programs, strict=True):
-        np.testing.assert_allclose(tangent, one_by_one(compiled, of_program)[0], rtol=1e-5)
+    values, tangents = jax.jvp(lambda values: makespan_many(programs, values), (arrays,), (arrays,))
+    for of_program, value, tangent, compiled in zip(durations, values, tangents, programs, strict=True):
+        spans, _ = one_by_one(compiled, of_program)
+        np.testing.assert_allclose(value, spans, rtol=1e-6)
+        np.testing.assert_allclose(tangent, spans, rtol=1e-5)
 
 
 @pytest.mark.parametrize("traced", [0, 1])

@@ -188,7 +188,8 @@ def half_width(
     for _ in range(_MOST_STEPS):
         step = np.maximum(_newton_step(half, share, per_sd, weight), 0.0)
         half = half + step
-        if (step <= 1e-14 * half).all():
+        rounding = 1e-14 * half
+        if (step <= rounding).all():
             break
     return half.reshape(variance.shape[1:])
 
