@@ -177,6 +177,12 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
             ("time per output token", server.tpot_s, server.tpot_interval_s),
         )
     ]
+    # Without this the time per token and the decode step further below seem to contradict each other.
+    step_s = server.decode_step_s
+    prompts_s = server.tpot_s - step_s
+    if prompts_s > 5e-4 * server.tpot_s:
+        rows.append(("  a decode step", duration(step_s), ""))
+        rows.append(("  prompts of other requests in between", duration(prompts_s), ""))
     low, high = server.tokens_per_s_interval
     rows.append(
         (
@@ -188,7 +194,6 @@ def _show(server: "Serving", chosen: Sequence[str], commands: Mapping[str, str])
     rows.append(("  per device", f"{server.tokens_per_s_per_device:,.0f}", ""))
     rows.append(("  per user", f"{server.tokens_per_s_per_user:,.1f}", ""))
     console.print(table("", ("", "predicted", "90 %"), rows))
-    step_s = server.decode_step_s
 
     # Parts below 0.05 % of the step are left out.
     parts = [

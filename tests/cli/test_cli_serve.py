@@ -30,6 +30,17 @@ def test_text_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     assert "tp=2,pp=1,dp=1" in text
 
 
+def test_a_token_takes_a_decode_step_and_the_prompts_that_come_between(capsys: pytest.CaptureFixture[str]):
+    server = json.loads(run(capsys, *SERVE, "--json").out)
+    lines = [line.split() for line in run(capsys, *SERVE).out.splitlines()]
+    (step,) = (words for words in lines if words[:3] == ["a", "decode", "step"])
+    (prompts,) = (words for words in lines if words[:2] == ["prompts", "of"])
+    assert step[-1] == prompts[-1] == "ms"
+    assert float(step[-2]) + float(prompts[-2]) == pytest.approx(server["tpot_s"] * 1e3, rel=1e-3)
+    # Where nothing comes between the tokens they are decode steps.
+    assert "prompts of other" not in run(capsys, *SERVE, "--batching", "static").out
+
+
 def test_sweep_as_json(capsys: pytest.CaptureFixture[str]):
     assert main([*SERVE, "--sweep", "--layout", "tp=1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -41,16 +41,20 @@ def emulation(script: str, *arguments: str, world_size: int = 6, real: tuple[int
 @pytest.mark.parametrize("real", [pytest.param((3,), marks=pytest.mark.slow), (0, 2)])
 def test_collectives_leave_what_they_should_and_take_as_long_as_they_should(real: tuple[int, ...]) -> None:
     """Every kind delayed by another time, so that no delay can stand for another's or be taken for overhead."""
-    delays_s = {kind: LONG_S + 0.02 * n for n, kind in enumerate(DELAYED)}
-    run = emulate(emulation("collectives.py", real=real, conditions={"delays_s": delays_s}))
+    # The script sleeps through all delays one after another. Short ones do where nothing else keeps the machine busy.
+    for long_s in (LONG_S / 3, LONG_S):
+        delays_s = {kind: long_s + 0.02 * n for n, kind in enumerate(DELAYED)}
+        run = emulate(emulation("collectives.py", real=real, conditions={"delays_s": delays_s}))
+        overhead_s = max(rank.overhead_s for rank in run.ranks)
+        if overhead_s < long_s:
+            break
+    assert overhead_s < long_s
     assert [rank.rank for rank in run.ranks] == list(real)
     calls = run.collectives()
     assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
             "send", "recv", "barrier"} == set(calls.kind)  # fmt: skip
     stated_s = PRICE_S + calls.kind.map(lambda kind: delays_s[delayed_as(kind)])
     assert calls.delay_s.to_numpy() == pytest.approx(stated_s.to_numpy())
-    overhead_s = max(rank.overhead_s for rank in run.ranks)
-    assert overhead_s < LONG_S
     assert (calls.end_s - calls.issued_s - stated_s).min() > -overhead_s - LATE_S
 
 
