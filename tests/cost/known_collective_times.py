@@ -14,7 +14,15 @@ from typing import get_args
 import numpy as np
 from stored_figures import StoredCase, write_cases
 
-from perfmodel.cost.learn.collectives import ALGORITHMS, LinkConstants, collective_time, least_volume
+from perfmodel.cost.learn.collectives import (
+    ALGORITHMS,
+    Effect,
+    LinkConstants,
+    collective_time,
+    expected,
+    least_volume,
+)
+from perfmodel.cost.learn.collectives.links import LINK_CLASSES
 from perfmodel.ops import CollectiveKind
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -55,6 +63,20 @@ MACHINES = {
 }
 GROUPS = ((2, 2), (8, 8), (5, 5), (2, 1), (16, 8), (24, 4), (64, 1), (256, 8), (1, 1), (3, 2))
 """Ranks, and those of a node."""
+OF_LINKS = ("hop_inside", "peers", "low_latency", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
+OF_ALL = (
+    "hop_ratio",
+    "hop_line",
+    "hop_switch",
+    "switch",
+    "network",
+    "neighbours",
+    "low_latency_between",
+    "hop_line_between",
+    "hop_pair",
+    "tree",
+)
+"""Effects on the constants of links: those of a class of links, and those common to all."""
 SIZES = (64.0, 4e4, 6e6, 3e9)
 
 
@@ -81,6 +103,21 @@ def cases() -> Iterator[StoredCase]:
             figures = {f"{n}x{r}": value for (n, r), value in zip(GROUPS, volume.tolist(), strict=True) if value}
             name = f"least volume of {kind}, reduces={reduces}"
             yield StoredCase(name, name, figures)
+    for kind in ("all_reduce", "all_to_all"):
+        yield StoredCase(f"expected of {kind}", f"expected of {kind}", dict(_expectations(kind)))
+
+
+def _expectations(kind: str) -> Iterator[tuple[str, float]]:
+    """What is known of every effect on a kind of collective before any measurement: its value and its deviation."""
+    links = ("", *(link.name for link in LINK_CLASSES))
+    effects = [Effect(part, kind=kind) for part in ("launch", "inside", "between")]
+    effects += [Effect(part, link) for part in OF_LINKS for link in links]
+    effects += [Effect(part, link, kind) for part in ("inside", "between", "hop_between") for link in links]
+    effects += [Effect(part) for part in OF_ALL]
+    for effect in effects:
+        value, deviation = expected(effect)
+        name = str(effect).replace(" ", "-")
+        yield from ((f"{name}.value", value), (f"{name}.sd", deviation))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Start and end of every op, and what a timeline says about devices."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +19,8 @@ from timeline_cases import (
 from perfmodel.errors import PerfModelError
 from perfmodel.program import ProgramSpec, build
 from perfmodel.timeline import compile_structure, makespan, times
+
+PIPELINE = pipeline_1f1b(3, 5)
 
 
 @given(structures(), st.integers(0, 99), st.booleans())
@@ -47,6 +51,12 @@ def test_a_structure_need_not_be_compiled_by_hand_and_single_precision_is_widene
     timeline = times(structure, durations)
     assert timeline.end_s.dtype == np.float64
     np.testing.assert_array_equal(timeline.end_s, event_loop(structure, durations.astype(float))[1])
+
+
+def test_the_page_of_a_timeline_ends_with_its_last_event():
+    timeline = times(PIPELINE, distinct_durations(PIPELINE))
+    (end_s,) = re.findall(r'"end_s": ?([\d.e+-]+)', timeline.to_html())
+    assert float(end_s) == timeline.makespan_s
 
 
 def test_devices():
