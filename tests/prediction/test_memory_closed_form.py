@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.prediction import StepProblem, step_problem
-from perfmodel.prediction.memory import needed_memory, version_difference
+from perfmodel.prediction.memory import checkpoint_bytes, needed_memory, version_difference
 from perfmodel.spec import Framework, Job, Layout
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import BlockOps, Shard, blocks, parameter_count
@@ -314,3 +314,14 @@ def test_weights_are_as_old_as_the_papers_of_schedules_say(pp: int, micro_batch:
     for schedule, age in ages.items():
         layout = Layout(pp=pp, schedule=schedule, micro_batch=micro_batch)
         assert version_difference(problem, layout) == age, schedule
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "bytes_per_param"),
+    [("bf16", "adam", 2 + 12), ("fp32", "adam", 4 + 8), ("bf16", "sgd", 2 + 8)],
+)
+def test_a_checkpoint_is_of_weights_and_states(dtype: str, optimizer: str, bytes_per_param: int) -> None:
+    """A master copy and two states of Adam, one of SGD with momentum; in fp32 the weights are their own master copy."""
+    model = catalog.model("gpt3-1.3b")
+    job = Job(global_batch=8, seq_len=128).replace(dtype=dtype, optimizer=optimizer)
+    assert checkpoint_bytes(model, job) == parameter_count(model) * bytes_per_param
