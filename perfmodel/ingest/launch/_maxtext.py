@@ -114,8 +114,10 @@ class _Axes(NamedTuple):
     """Degree of each axis, as far as it is stated."""
     open: set[str]
     """Axes that take the remaining devices."""
+    slices_are_open: bool
+    """Whether the file leaves the number of slices to the machine."""
     slices_are_nodes: bool
-    """Whether the file leaves the number of slices open, of which each is a node of GPUs."""
+    """Whether it does so, and each slice is a node of GPUs."""
 
 
 def _axes(settings: Mapping[str, Any]) -> _Axes:
@@ -128,7 +130,8 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
     if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
     # JAX calls a node of GPUs a slice, of which a file need not say the number.
-    slices_are_nodes = str(stated.pop("hardware", "")).startswith("gpu") and stated["dcn_data_parallelism"] == -1
+    slices_are_open = stated["dcn_data_parallelism"] == -1
+    slices_are_nodes = str(stated.pop("hardware", "")).startswith("gpu") and slices_are_open
     for name, size in stated.items():
         axis = AXES.get(name.split("_", 1)[1].removesuffix("_parallelism"), "")
         # Axes of inference are no axes of training.
@@ -141,18 +144,18 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
             open_axes.add(axis if name.startswith("ici_") else "")
         else:
             sizes[axis] *= size
-    return _Axes(sizes, open_axes - {""}, slices_are_nodes)
+    return _Axes(sizes, open_axes - {""}, slices_are_open, slices_are_nodes)
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
     """Degrees of all axes; an axis of -1 takes the remaining devices."""
-    sizes, open_axes, slices_are_nodes = _axes(settings)
+    sizes, open_axes, slices_are_open, slices_are_nodes = _axes(settings)
     fields: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
     fields["sequence_parallel"] = any(settings.get(f"{mesh}_tensor_sequence_parallelism", 1) > 1 for mesh in _MESHES)
     if sizes["pp"] > 1:
         # JAX differentiates the loop over all forwards: backwards begin when the last forward has ended.
         fields["schedule"] = "gpipe"
-    if not open_axes and stated["dcn_data_parallelism"] == -1:
+    if not open_axes and slices_are_open:
         fields["note.slices"] = (
             "one slice: the file leaves the number of slices (dcn_data_parallelism) to the machine; --devices sets more"
         )
