@@ -1,5 +1,6 @@
 """Broken launch files are refused in one line that names the file, the line and the remedy; nothing else comes out."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,30 @@ def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text("\n")
     with pytest.raises(LaunchFileError, match=r"train.sh: the file is empty; give a launch file"):
         read_launch(tmp_path / "train.sh")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "./runner/primus-cli train pretrain --config",
+        "accelerate launch --config_file",
+        "torchrun --nproc_per_node",
+        "torchrun --nproc_per_node=8 pretrain_gpt.py --tensor-model-parallel-size",
+        "deepspeed --num_gpus",
+        "deepspeed train.py --deepspeed",
+        "swift sft --model",
+        "llamafactory-cli train",
+        "xtuner train",
+        "mpirun -np",
+        "srun -N",
+        "nemo llm pretrain --factory",
+        "tune run --config",
+        "axolotl train",
+    ],
+)
+def test_a_command_that_ends_before_a_value_is_no_fault_of_the_reader(command: str) -> None:
+    """As at the end of a file that was cut off."""
+    # The value stays open: what is read is said to miss something, or the file is refused.
+    with suppress(PerfModelError):
+        launch = parse_launch(command, "run.sh")
+        assert launch.missing or launch.ignored or launch.model is None
