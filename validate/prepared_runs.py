@@ -12,9 +12,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from perfmodel import catalog
 from perfmodel.catalog.networks import read_network
-from perfmodel.errors import PerfModelError
 
 Row = dict[str, Any]
 _DENSE_WORDS: Final = {"no": 0, "first": 1, "one": 1, "two": 2, "three": 3}
@@ -24,8 +22,6 @@ _RECIPES_WITHOUT_RELEASE: Final = (
     "framework NGC ",
     "train/tr11-176B-ml",
 )
-POWER_LIMIT: Final = 500 / 700
-"""Share of the nominal power to which devices are limited that are said to be, without a number."""
 _LAUNCHES_UNKNOWN: Final = "launch blocking state not stated"
 
 
@@ -209,21 +205,6 @@ def benchmark_scripts(row: Row) -> Row:
     return settings | ({"recompute": "none"} if _is_empty(row, "recompute") else {})
 
 
-def power_limit(row: Row) -> Row:
-    """Devices whose notes say that their power is limited, but not to how many watts: the share of the nominal power
-    that rows with a number state (500 of 700 W, H100 of the torchtitan paper), as a part of the device's name."""
-    stated = _words(row, "device")
-    if "power limited" not in _words(row, "notes").lower() or re.search(r"\d\s?W\b", stated):
-        return {}
-    try:
-        device = catalog.device(stated)
-    except PerfModelError:
-        return {}
-    if device.power_w is None:
-        return {}
-    return {"device": f"{stated} {POWER_LIMIT * device.power_w:.0f}W"}
-
-
 def framework_as_stated(row: Row) -> Row:
     """ATorch's own entry of the catalog, for rows that were collected before there was one."""
     return {"framework": "atorch@2023"} if _words(row, "framework_as_stated").startswith("ATorch") else {}
@@ -269,7 +250,6 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     compiled,
     liger_kernels,
     benchmark_scripts,
-    power_limit,
     framework_as_stated,
     memory_unit,
     collected_adapters,

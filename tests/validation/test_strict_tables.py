@@ -257,20 +257,6 @@ def test_notes_and_pages_are_never_read():
         assert read_case(row | {"notes": notes, "url_or_repo": "x (tag v24.11)"}) == read_case(row)
 
 
-def test_a_power_limit_without_a_number_is_the_share_that_others_state():
-    """Once, and never where the device's own words have a number or nobody knows its nominal power."""
-    notes = "median over 100 steps; power limited"
-    devices = ["B200-SXM-180GB", "H100-SXM5-80GB", "B200-SXM-180GB 850W", "a device that nobody knows"]
-    table = pd.DataFrame([{**ROW, "device": device, "notes": notes} for device in devices])
-    prepared = prepare(table)
-    limits = [catalog.device(device).power_w for device in prepared["device"][:3]]
-    assert limits == [pytest.approx(5 / 7 * 1000, abs=1), pytest.approx(500, abs=1), 850]
-    assert prepared["device"][3] == devices[3]
-    pd.testing.assert_frame_equal(prepare(prepared), prepared)
-    free = prepare(table.assign(notes="median over 100 steps"))
-    assert free["device"].tolist() == devices
-
-
 def test_the_record_has_its_notes_in_columns_once():
     notes = "release 26.06; task pre-training; recompute flags are in the recipe; LoRA rank 8; sequence length 128"
     rows = [
