@@ -58,7 +58,7 @@ def blind() -> list[str]:
     runs = f"{first['predicted']} runs of {first['sources']} sources not seen before"
     rows = [row(f"**steps of {runs}, first prediction**", first["mean_over_sources"], words(first), report)]
     if today["predicted"]:
-        again = f"the same sources today, {today['predicted']} runs; nothing is fitted to their teams"
+        again = f"today, {today['predicted']} runs of {today['sources']} sources; nothing is fitted to their teams"
         rows.append(row(again, today["mean_over_sources"], words(today), report))
     return rows
 
