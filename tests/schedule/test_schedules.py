@@ -145,8 +145,8 @@ def test_bidirectional_pipelines_are_one_formula() -> None:
 
 def test_registry_names_and_suggests() -> None:
     assert {"gpipe", "1f1b", "interleaved", "forward"} <= set(schedule_names())
-    with pytest.raises(UnknownNameError, match=r"unknown schedule 'interleave'.*'interleaved'"):
-        get_schedule("interleave")
+    with pytest.raises(UnknownNameError, match=r"unknown schedule 'interlaved'.*'interleaved'"):
+        get_schedule("interlaved")
     with pytest.raises(PerfModelError, match="already registered"):
         register("gpipe")(get_schedule("gpipe"))
 

@@ -142,7 +142,7 @@ def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_h
     assert (names, [one["dtype"] for one in rows]) == (["dtype"], ["bf16", "fp8"])
     for told in ({"dtype": "bf16"}, {"dtype_recipe": "fp8 delayed"}):
         assert filled(row | told, narrow="fp8") == ([row | told], [])
-    frameworks = {"nemo@2024": {"bf16", "fp8"}, "torchtitan@2024": {"bf16"}}
+    frameworks = {"nemo@2024": {"bf16", "fp8"}, "torchtitan@2024": {"bf16", "fp8"}, "nanotron@2024": {"bf16"}}
     for framework, dtypes in frameworks.items():
         found, _ = completions(RowRun(row | {"framework": framework}), None, choice_priors())
         assert {each.case.job.dtype for each in found} == dtypes
