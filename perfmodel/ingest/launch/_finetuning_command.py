@@ -101,20 +101,20 @@ def finetuning_command(
     certain = [command for command in script.commands if command.certain]
     neighbours = Neighbours(Path(place).parent, script.files)
     candidates = [_training(command, place, neighbours) for command in certain or script.commands]
-    found = [training for training in candidates if training is not None]
-    trainings = [training for training in found if not _is_evaluation(training)]
-    if found and not trainings:
+    understood = [training for training in candidates if training is not None]
+    trainings = [training for training in understood if not _is_evaluation(training)]
+    if understood and not trainings:
+        line = understood[0].command.argv[0].line
         raise LaunchFileError(
-            f"{place}, line {found[0].command.argv[0].line}: it predicts or evaluates and does not train (do_train is "
-            "not set); give the command that trains"
+            f"{place}, line {line}: it predicts or evaluates and does not train (do_train is not set); give the "
+            "command that trains"
         )
     if not trainings:
         _refuse_absent_settings(certain, place, neighbours)
         return None
     # Scripts that fine-tune, merge and evaluate: the command with the most settings trains.
     best = max(trainings, key=lambda training: len(training.entries))
-    base, notes = _named_file(best, neighbours)
-    absent = _absent_file(best, neighbours)
+    base, notes, absent = _named_file(best, neighbours)
     # Processes that a launcher starts become one number; its own notation (`gpu`, `1:4`) means nothing elsewhere.
     stated = {name: entry for name, entry in best.entries.items() if name not in WORLD}
     # Flags win over the file that the command names, as in all of these front ends.
@@ -295,22 +295,19 @@ def _behind_containers(argv: Sequence[Word]) -> Sequence[Word]:
     return [*kept, *argv[program:]]
 
 
-def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str]]:
-    """Entries and notes of the file of settings that a command names; none if there is no such file."""
+def _named_file(training: _Training, neighbours: Neighbours) -> tuple[dict[str, Entry], list[str], tuple[str, ...]]:
+    """Entries and notes of the file of settings that a command names, and the doubt if it is not beside the script."""
     name = _name_of_settings(training)
-    settings = None if name is None else _read_beside(name, neighbours)
-    return ({}, []) if settings is None else settings
-
-
-def _absent_file(training: _Training, neighbours: Neighbours) -> tuple[str, ...]:
-    """The doubt about a file of settings that a command names and that is not in the script's folder."""
-    name = _name_of_settings(training)
-    if name is None or _read_beside(name, neighbours) is not None:
-        return ()
-    return (
+    if name is None:
+        return {}, [], ()
+    settings = _read_beside(name, neighbours)
+    if settings is not None:
+        return *settings, ()
+    doubt = (
         f"all that the command does not state may be wrong: {name}, the file of its settings, was not found beside the "
-        "script",
+        "script"
     )
+    return {}, [], (doubt,)
 
 
 def _name_of_settings(training: _Training) -> str | None:
