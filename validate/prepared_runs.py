@@ -205,6 +205,44 @@ def benchmark_scripts(row: Row) -> Row:
     return settings | ({"recompute": "none"} if _is_empty(row, "recompute") else {})
 
 
+def accumulated_batch(row: Row) -> Row:
+    """OpenLM's batch of a device, which `--accum-freq` divides into micro-batches.
+
+    open_lm/params.py: `--batch-size` is "Batch size per GPU"; open_lm/train.py: with a batch size of 8 and an
+    accum-freq of 4 "you only process 2 items at a time". Rows whose notes have the page's command were collected as if
+    each micro-batch had them all; their step times follow from tokens per second (read with results in view).
+    """
+    noted = re.search(r"micro-batch (\d+) and (\d+) accumulations of the page's command", _words(row, "notes"))
+    collected_batch = row.get("global_batch")
+    if not noted or "mlfoundations/open_lm" not in _words(row, "url_or_repo") or collected_batch is None:
+        return {}
+    per_device, accumulations = int(noted[1]), int(noted[2])
+    global_batch = per_device * int(row["dp"])
+    settings: Row = {
+        "micro_batch": per_device // accumulations,
+        "num_microbatches": accumulations,
+        "global_batch": global_batch,
+    }
+    step_s = row.get("measured_iter_time_s")
+    if step_s is None:
+        return settings
+    return settings | {"measured_iter_time_s": float(step_s) * global_batch / int(collected_batch)}
+
+
+_ORDINALS: Final = {"other": 2, "second": 2, "third": 3, "fourth": 4}
+
+
+def experts_in_some_layers(row: Row) -> Row:
+    """`experts in every OTHER layer`, and `capacity factor 1.25`, beyond which experts drop tokens."""
+    notes = _words(row, "notes").lower()
+    settings: Row = {}
+    if layers := re.search(r"experts in every (other|second|third|fourth) layer", notes):
+        settings["model.experts.every"] = _ORDINALS[layers[1]]
+    if capacity := re.search(r"capacity factor (\d+(?:\.\d+)?)", notes):
+        settings["job.expert_capacity_factor"] = float(capacity[1])
+    return settings
+
+
 def framework_as_stated(row: Row) -> Row:
     """ATorch's own entry of the catalog, for rows that were collected before there was one."""
     return {"framework": "atorch@2023"} if _words(row, "framework_as_stated").startswith("ATorch") else {}
@@ -250,6 +288,8 @@ CHANGES: Final[tuple[Callable[[Row], Row], ...]] = (
     compiled,
     liger_kernels,
     benchmark_scripts,
+    accumulated_batch,
+    experts_in_some_layers,
     framework_as_stated,
     memory_unit,
     collected_adapters,

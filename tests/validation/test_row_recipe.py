@@ -9,6 +9,7 @@ from test_case_rows import ROW
 
 from perfmodel import catalog
 from perfmodel.catalog import recipe
+from perfmodel.spec import Transformer
 from perfmodel.validation import RowRun, read_case
 from perfmodel.validation.rows import rows_of
 from perfmodel.validation.unstated import completions
@@ -214,6 +215,43 @@ def test_scripts_of_a_benchmark_tell_what_their_page_leaves_out(
     row = {"notes": "", "url_or_repo": page, "recompute": recompute, "job.saves_gathered_weights": None}
     prepared_row = prepare(pd.DataFrame([row])).iloc[0]
     assert (prepared_row["job.saves_gathered_weights"], prepared_row["recompute"]) == settings
+
+
+@pytest.mark.parametrize(("per_device", "accumulations", "replicas"), [(8, 4, 8), (8, 4, 32), (6, 2, 1), (4, 1, 16)])
+def test_openlm_divides_the_batch_of_a_device_into_micro_batches(
+    per_device: int, accumulations: int, replicas: int
+) -> None:
+    tokens_per_s, seq_len = 1e5, 2048
+    collected_batch = per_device * accumulations * replicas
+    row = {
+        "notes": f"micro-batch {per_device} and {accumulations} accumulations of the page's command",
+        "url_or_repo": "github mlfoundations/open_lm@9bb:MOE.md",
+        "dp": replicas,
+        "micro_batch": per_device,
+        "num_microbatches": accumulations,
+        "global_batch": collected_batch,
+        "measured_iter_time_s": collected_batch * seq_len / tokens_per_s,
+    }
+    prepared_row = prepare(pd.DataFrame([row])).iloc[0]
+    micro_batches = prepared_row["micro_batch"] * prepared_row["num_microbatches"]
+    assert micro_batches == per_device
+    assert prepared_row["global_batch"] == per_device * replicas
+    # Tokens per second are what was measured.
+    tokens = prepared_row["global_batch"] * seq_len
+    assert tokens / prepared_row["measured_iter_time_s"] == pytest.approx(tokens_per_s)
+    elsewhere = prepare(pd.DataFrame([row | {"url_or_repo": "github other/trainer"}])).iloc[0]
+    assert elsewhere["global_batch"] == collected_batch
+
+
+def test_notes_tell_which_layers_have_experts_and_how_many_tokens_these_take() -> None:
+    notes = "experts in every OTHER layer (moe-freq 2), which no column can say; capacity factor 1.25"
+    cells = {"family": "moe", "n_experts": 8, "top_k": 2, "layers": 12, "framework": "open_lm@2024"}
+    (prepared_row,) = rows_of(prepare(pd.DataFrame([ROW | cells | {"notes": notes}])))
+    case = read_case(prepared_row)
+    assert isinstance(case.model, Transformer)
+    assert case.model.experts is not None
+    assert case.model.experts.every == 2
+    assert case.job.experts.expert_capacity_factor == 1.25
 
 
 @pytest.mark.parametrize("tp", [1, 8])
