@@ -100,6 +100,25 @@ def test_a_year_that_is_not_known_yet_is_refused_with_the_newest_version(name: s
             catalog.framework(f"{name}@{year}")
 
 
+@pytest.mark.parametrize(
+    ("name", "operators_of_norms"),
+    [
+        ("torchtitan@2024", True),
+        ("torchtitan@2025", True),
+        ("torchtitan@2026", False),
+        ("torchtitan-compile@2024", False),
+        ("torchtitan-compile@2025", False),
+        ("torchtitan-compile@2026", False),
+        ("open_lm@2024", False),
+    ],
+)
+def test_rms_norms_of_torch_are_one_kernel_where_a_compiler_or_torch_2_9_makes_it(
+    name: str, operators_of_norms: bool
+) -> None:
+    kernels = catalog.framework(name).job_defaults("bf16")["eager_kernels"]
+    assert ("norm" in kernels) == operators_of_norms
+
+
 def test_versions_of_a_file_count_until_the_catalog_s_newest(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text('[2040]\nzero = { value = 1, source = "our plans" }')
