@@ -121,7 +121,8 @@ def experts(row: Row) -> Row:
 
 
 def overlap(row: Row) -> Row:
-    """Communication that runs beside kernels: none where notes say `no comm overlap`.
+    """Communication that runs beside kernels: none where notes say `no comm overlap`; torchtitan's tensor parallelism
+    is `async` (training.enable_async_tensor_parallel, which cuts collectives between products) or `vanilla`.
 
     What the README of Megatron-LM times overlaps by `--tp-comm-overlap` as well (NVIDIA/Megatron-LM README.md of Core
     0.8, Training Speed and Scalability; read with times in view), which its rows leave out.
@@ -132,9 +133,13 @@ def overlap(row: Row) -> Row:
             "layout.overlap_grad_reduce": "false",
             "layout.overlap_param_gather": "false",
         }
+    if int(row.get("tp") or 1) == 1:
+        return {}
+    if titan := re.search(r"\b(async|vanilla) tensor parallel", _words(row, "notes").lower()):
+        return {"layout.tp_overlap": "true" if titan[1] == "async" else "false"}
     page = _words(row, "url_or_repo")
     of_readme = "NVIDIA/Megatron-LM@" in page and "README performance section" in page
-    return {"layout.tp_overlap": "true"} if of_readme and int(row.get("tp") or 1) > 1 else {}
+    return {"layout.tp_overlap": "true"} if of_readme else {}
 
 
 def recipe(row: Row) -> Row:

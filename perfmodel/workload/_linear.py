@@ -59,6 +59,7 @@ def linear(
             *gradient_casts,
             *casts.weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
+            *casts.rescaled_input_gradient,
         ),
         backward_weight=(
             *casts.weight_gradient,
@@ -70,6 +71,7 @@ def linear(
                 pass_="wgrad",
                 accumulate=precision.accumulate,
             ),
+            *casts.rescaled_weight_gradient,
         ),
         forward_comm=forward_comm,
         backward_comm=backward_comm,

@@ -92,6 +92,18 @@ def quantised(precision: Precision, rows: int, hidden: int, *, gradient: bool = 
     return (memory(precision, QUANTISING, equal_rows, hidden),)
 
 
+_RESCALED_GRADIENTS: Final = ("rowwise",)
+"""Recipes whose gradients are products of operands without their scales, by which a kernel then multiplies the result:
+torch's product with scales of rows is slow where it accumulates in fp32, as gradients do (torchao 0.8
+float8/float8_python_api.py `addmm_float8_unwrapped`: `post_inverse_scale`; pytorch/ao pull request 1325 and issue 2184;
+read with times in view)."""
+_ONE_GRADIENT_CAST: Final = ("tensorwise",)
+"""Recipes of `_EACH_PRODUCT` by which both products of a gradient have the same operand, whose cast a compiler makes
+once, with a transposed copy (torchao 0.8 float8/float8_linear.py: the scale does not depend on the dimension)."""
+_TRANSPOSED_AGAIN: Final = 1.0 / 5.0
+"""Bytes of that copy, relative to those of the cast."""
+
+
 class ProductCasts(NamedTuple):
     """Kernels that bring the operands of a product, and of its gradients, to the type in which they are multiplied."""
 
@@ -103,6 +115,10 @@ class ProductCasts(NamedTuple):
     """Casts before both, of the weight."""
     weight_gradient: tuple[MemoryBound, ...] = ()
     """Casts before the weight gradient, of input and gradient once more."""
+    rescaled_input_gradient: tuple[MemoryBound, ...] = ()
+    """Kernels after the input gradient's product, which multiply it by the scales of its operands."""
+    rescaled_weight_gradient: tuple[MemoryBound, ...] = ()
+    """The same after the weight gradient's product."""
 
 
 NO_CASTS: Final = ProductCasts()
@@ -119,13 +135,17 @@ def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
     # Operands of the weight gradient are those that the other products have transposed, or are made anew, or are wide.
     weight_gradient: tuple[MemoryBound, ...] = ()
     if precision.recipe not in WIDE_WEIGHT_GRADIENTS:
-        gradient_again = quantised_again(precision, m, n, gradient=True)
+        again = max(1, round(m * _TRANSPOSED_AGAIN)) if precision.recipe in _ONE_GRADIENT_CAST else m
+        gradient_again = quantised_again(precision, again, n, gradient=True)
         weight_gradient = (*quantised_again(precision, m, k), *gradient_again)
+    is_rescaled = precision.recipe in _RESCALED_GRADIENTS
     return ProductCasts(
         input=quantised(precision, m, k),
         gradient=quantised(precision, m, n, gradient=True),
         weight=(*widened(precision, n, k), *quantised_again(precision, n, k)),
         weight_gradient=weight_gradient,
+        rescaled_input_gradient=(memory(precision, "mul_scalar", m, k),) if is_rescaled else (),
+        rescaled_weight_gradient=(memory(precision, "mul_scalar", n, k),) if is_rescaled else (),
     )
 
 

@@ -261,6 +261,8 @@ def test_notes_tell_which_layers_have_experts_and_how_many_tokens_these_take() -
         ("MooreThreads/SimuMax@4dc:docs/b200.json", "Megatron-LM 0.14, no comm overlap, fp32", False, False),
         ("github NVIDIA/Megatron-LM@core_v0.15.3:t.png (README performance section)", "", True, True),
         ("github NVIDIA/Megatron-LM@core_v0.15.3:docs/other.md", "", None, True),
+        ("github pytorch/torchtitan@b5b:benchmarks/t.md", "torch.compile=no; async tensor parallel", True, True),
+        ("github pytorch/torchtitan@b5b:benchmarks/t.md", "torch.compile=no; vanilla tensor parallel", False, True),
     ],
 )
 def test_pages_and_notes_tell_what_communication_overlaps(
@@ -273,7 +275,7 @@ def test_pages_and_notes_tell_what_communication_overlaps(
         row["sharding"] = None
     (prepared_row,) = rows_of(prepare(pd.DataFrame([row])))
     case = read_case(prepared_row)
-    assert ("tp_overlap" in case.stated) == (tp_overlaps is not None and (tp > 1 or tp_overlaps is False))
+    assert ("tp_overlap" in case.stated) == (tp_overlaps is not None and (tp > 1 or not gradients_overlap))
     assert case.layout.tp_overlap == bool(tp_overlaps and tp > 1)
     assert case.layout.overlap_grad_reduce == gradients_overlap
 

@@ -582,7 +582,12 @@ def test_operands_are_cast_before_their_products(recipe: str, frozen: bool) -> N
     gradients = [cast(TOKENS, H, rounded), cast(TOKENS, FFN, rounded)]
     assert casts(layer.backward_input) == [gradients[0], *weights[1], gradients[1], *weights[0]]
     again = each and recipe != "rowwise_with_gw_hp"
-    of_weights = [cast(TOKENS, FFN), gradients[0], cast(TOKENS, H), gradients[1]] if again else []
+    once_more = gradients
+    # A gradient with one scale is cast once for both of its products, and written transposed as well.
+    if recipe == "tensorwise":
+        rows = round(TOKENS * TRANSPOSED / moved)
+        once_more = [cast(rows, H), cast(rows, FFN)]
+    of_weights = [cast(TOKENS, FFN), once_more[0], cast(TOKENS, H), once_more[1]] if again else []
     assert casts(layer.backward_weight) == of_weights
     products = {op.dtype for op, _ in (*layer.forward, *layer.backward_input) if op.family == "gemm"}
     assert products == {dtype}
@@ -594,6 +599,20 @@ def test_operands_are_cast_before_their_products(recipe: str, frozen: bool) -> N
     element = 2 if each else 1
     kept = 2 * TOKENS * H + 2 * TOKENS * FFN + (0 if frozen else element * TOKENS * (H + FFN))
     assert layer.activation_bytes.none == kept
+
+
+@pytest.mark.parametrize("recipe", MOVED)
+def test_gradients_of_products_with_scales_of_rows_are_multiplied_by_them_afterwards(recipe: str) -> None:
+    dtype = "int8" if recipe == "aqt" else "fp8"
+    layer = layer_of(replace(PLAIN, mixers="-"), dtype=dtype, fp8_recipe=recipe)
+
+    def rescaled(kernels: Any) -> list[tuple[int, int]]:
+        return [(rows, width) for name, rows, width, *_ in listed(kernels) if name == "mul_scalar"]
+
+    is_rescaled = recipe == "rowwise"
+    assert rescaled(layer.forward) == []
+    assert rescaled(layer.backward_input) == ([(TOKENS, FFN), (TOKENS, H)] if is_rescaled else [])
+    assert rescaled(layer.backward_weight) == ([(H, FFN), (FFN, H)] if is_rescaled else [])
 
 
 @pytest.mark.parametrize(
