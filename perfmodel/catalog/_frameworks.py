@@ -37,7 +37,7 @@ def framework(name: str | Framework) -> Framework:
     # From the right, as the path of a file may have an @ too.
     name_only, separator, year_text = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
     if separator and not (year_text.isdecimal() and len(year_text) == 4):
-        raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {name_only}@2024")
+        raise PerfModelError(f"framework {name!r}: the part after @ must be a year, as in {name_only}@2024")
     year = int(year_text) if separator else None
     if name_only.endswith(".toml"):
         versions = _versions(read_toml(Path(name_only)), name_only, Path(name_only).stem)

@@ -30,7 +30,9 @@ def add_command(commands: Any) -> None:
     )
     add_job(command, clusters=True)
     add_space(command)
-    command.add_argument("--by", default="cost", metavar="ORDER", help="cost (default), time or energy")
+    command.add_argument(
+        "--by", default="cost", metavar="ORDER", help="sort the clusters by cost (default), time or energy"
+    )
     command.add_argument(
         "--tokens",
         type=token_count,
@@ -98,6 +100,7 @@ def _next_command(arguments: argparse.Namespace, result: "ClusterComparison") ->
 
 def show(result: "ClusterComparison", command: str) -> None:
     """Print figures and layout of each cluster, the assumptions, and the `command` for the best."""
+    from perfmodel.planning.compare_clusters import ORDERS
     from perfmodel.planning.training_run import failures
     from perfmodel.prediction.text import memory_words
 
@@ -105,7 +108,8 @@ def show(result: "ClusterComparison", command: str) -> None:
     tokens = best.run.tokens
     tokens_text = f", {counted(tokens)} tokens" if tokens else ""
     console.print(
-        f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{tokens_text}; by {result.by}"
+        f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{tokens_text}; "
+        f"{ORDERS[result.by]} first"
     )
     of_whole_run = ("days", "cost") if tokens else ()
     energy = "MWh" if tokens else "J/token"

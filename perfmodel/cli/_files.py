@@ -239,7 +239,7 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
 
 
 def of_calibration(arguments: argparse.Namespace) -> bool:
-    """Whether `report` is about a calibration, which needs no job: with tables, or with a folder but no job."""
+    """Whether `report` describes a calibration instead of a job: it is given tables, or a calibration and no model."""
     return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
 
 

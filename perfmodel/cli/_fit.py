@@ -2,6 +2,8 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from math import expm1, inf, log
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from perfmodel.units import duration, figure
 
 _SHOWN = 8
 """Most runs that are named as exceptions."""
+_SETTINGS_SHOWN = 3
+"""Most open settings of a run that are shown."""
 _OVERALL_SHOWN = 0.02
 """Smallest logarithm of the overall factor that is shown."""
 
@@ -263,7 +267,7 @@ def _sites(arguments: argparse.Namespace) -> int:
 def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Fit to runs and save; return parameters by device, and the rows that were not used."""
     from perfmodel.calibration import calibrate_end_to_end
-    from perfmodel.validation import read_runs
+    from perfmodel.validation import read_runs, run_assumptions
 
     runs, skipped = read_runs(arguments.runs) if arguments.runs else ([], {})
     if arguments.logs:
@@ -275,9 +279,11 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     # Runs correct the tables that were just fitted, or a calibration that is there already.
     base = arguments.out if arguments.tables else arguments.base
     fits = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
+    assumptions = run_assumptions(arguments.runs, base, report) if arguments.runs else []
     return {
         "end_to_end": {device: fitted.to_dict() for device, fitted in fits.items()},
         "skipped_runs": skipped,
+        "assumptions": [asdict(of_run) for of_run in assumptions],
     }
 
 
@@ -311,6 +317,7 @@ def _to_profile(arguments: argparse.Namespace) -> int:
     fitted: dict[str, Any] = {
         "end_to_end": {device: profile_fit.fit.to_dict()},
         "skipped_runs": {},
+        "assumptions": [],
     }
 
     def show() -> None:
@@ -349,9 +356,29 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
             f"mean error of your runs: {fitted['error_before']:.1%} before the fit, {fitted['error_after']:.1%} after; "
             f"run-to-run noise {fitted['noise']:.1%}"
         )
+    _show_assumptions(report["assumptions"])
     for reason, count in report["skipped_runs"].items():
         console.print(f"{count} rows were not used: {reason}")
     _print_written_folder(out)
+
+
+def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
+    """Print what the rows of a table leave open, the runs first whose step time depends most on it."""
+    if not assumptions:
+        return
+    console = new_console()
+    runs = "1 run leaves" if len(assumptions) == 1 else f"{len(assumptions)} runs leave"
+    console.print(
+        f"{runs} settings open. The fit uses the framework's defaults; in brackets: how far other values would move "
+        "the step time"
+    )
+    for of_run in assumptions[:_SHOWN]:
+        shown = ", ".join(of_run["assumed"][:_SETTINGS_SHOWN])
+        further = len(of_run["assumed"]) - _SETTINGS_SHOWN
+        more = f" and {further} more" if further > 0 else ""
+        console.print(f"  {of_run['run']}: {shown}{more}", markup=False)
+    if len(assumptions) > _SHOWN:
+        console.print(f"  and {len(assumptions) - _SHOWN} more runs (--json lists them all)")
 
 
 def _print_written_folder(out: Path) -> None:

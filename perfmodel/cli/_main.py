@@ -140,6 +140,10 @@ def _run_command(argv: Sequence[str] | None) -> int:
         if not measures and arguments.command not in _WITHOUT_PREDICTIONS:
             # The model's own arrays are small: an accelerator would only add latency.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
+            if arguments.command == "fit" and arguments.sites:
+                # Thousands of small equations: threads of BLAS would mostly spin while they wait for one another. NumPy
+                # reads this when it is imported, which JAX does below.
+                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             from perfmodel.timeline import keep_compilations
 
             keep_compilations()

@@ -28,14 +28,14 @@ class OwnLayout:
 
     @property
     def line(self) -> str:
-        """Format time with interval, memory, and the layout."""
+        """Time with interval, memory, and the layout; a line for each, as those of the recommended layout."""
         from perfmodel.prediction.text import memory_words
 
         p = self.prediction
         if p is None:
             return f"yours: {self.why_not}"
         interval = f"90 %: {duration(p.step_time_lo_s)} to {duration(p.step_time_hi_s)}"
-        return f"yours: {duration(p.step_time_s)} per step ({interval}), {memory_words(p)}\n  {p.layout_notation}"
+        return f"yours: {duration(p.step_time_s)} per step ({interval})\n  {memory_words(p)}\n  {p.layout_notation}"
 
 
 def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from perfmodel import catalog
@@ -20,8 +21,8 @@ from perfmodel.units import MIN_FIT
 if TYPE_CHECKING:
     import pandas as pd
 
-ORDERS: Final = ("cost", "time", "energy")
-"""Figures that clusters may be ordered by."""
+ORDERS: Final = MappingProxyType({"cost": "cheapest", "time": "fastest", "energy": "least energy"})
+"""Figures that clusters may be ordered by, each with the words for the cluster that then comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from perfmodel.display import shorten_reprs
 from perfmodel.timeline._cache import SHARES as CACHE_SHARES
 from perfmodel.timeline._cache import cache_limit_bytes, code_digest, load_or_compile
 from perfmodel.timeline._compilations import keep_compilations, keep_long_compilations
-from perfmodel.timeline._durations import TraceCount, count_traces, double_precision
+from perfmodel.timeline._durations import TraceCount, being_traced, count_traces, double_precision
 from perfmodel.timeline._lanes import makespan_lanes, makespan_lanes_and_grad
 from perfmodel.timeline._makespan import makespan, makespan_and_grad
 from perfmodel.timeline._many import ProgramBatch, makespan_many

@@ -95,10 +95,10 @@ def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> 
         return jax.tree.map(np.asarray, result)
 
 
-def being_traced() -> bool:
-    """Whether JAX is currently tracing, so that even constants become tracers."""
+def being_traced(values: Any = ()) -> bool:
+    """Whether JAX is tracing, so that even constants become tracers, or any value of a pytree is a tracer."""
     # Any operation shows it: inside a trace, its result is a tracer.
-    return isinstance(jnp.add(0, 0), jax.core.Tracer)
+    return any(isinstance(value, jax.core.Tracer) for value in (jnp.add(0, 0), *jax.tree.leaves(values)))
 
 
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"

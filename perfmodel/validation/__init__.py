@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.validation._prior_fit import fit_choice_priors
     from perfmodel.validation._report import ValidationReport, errors, fit_figures
     from perfmodel.validation._residuals import CaseResidual, explain_case, explain_cases
+    from perfmodel.validation._run_assumptions import run_assumptions
     from perfmodel.validation._run_sources import drawn_of_sources, source_of_run
     from perfmodel.validation._site_fit import fit_sites, fit_sustained
     from perfmodel.validation._term_errors import EVERY_TERM, term_errors

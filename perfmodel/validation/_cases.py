@@ -23,8 +23,8 @@ from perfmodel.spec.framework_facts import MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._report import ValidationReport, errors, fit_figures
 from perfmodel.validation._run_sources import source_of_run
-from perfmodel.validation.rows import Case, Unusable, read_tables, rows_of
-from perfmodel.validation.unstated import predict_run
+from perfmodel.validation.rows import Case, Row, Unusable, read_tables, rows_of
+from perfmodel.validation.unstated import RunPrediction, predict_run
 
 COLUMNS = (
     "case_id",
@@ -137,9 +137,8 @@ def _predict_one(
     keep: Callable[[Case, Prediction], None] | None,
 ) -> dict[str, Any]:
     """Predict one row: its values by `COLUMNS`, or the reason why it cannot be predicted."""
-    site = replace(site, unstated=unstated_share(row))
     try:
-        run = predict_run(row, calibration, site, framework)
+        run = predict_row(row, calibration, framework, site)
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
@@ -166,7 +165,7 @@ def _predict_one(
         "extrapolated_share": unknown_shares["extrapolated"],
         "host_share": unknown_shares["host"],
         "network_share": unknown_shares["network"],
-        "unstated_share": site.unstated,
+        "unstated_share": unstated_share(row),
         "events_half_width": GAUSS_90 * events_variance**0.5,
         "assumed": ", ".join(run.assumed) or None,
         "open_deviation": run.open_deviation,
@@ -174,6 +173,17 @@ def _predict_one(
         "device_generation": run.case.cluster.device.architecture,
         "model_kind": model_kind(run.case.model),
     }
+
+
+def predict_row(
+    row: Row, calibration: Path | None, framework: Framework | None = None, site: Site | None = None
+) -> RunPrediction:
+    """Predict the run of a row over all that the row leaves open.
+
+    Raises:
+        PerfModelError: as `predict_run`.
+    """
+    return predict_run(row, calibration, replace(site or Site(), unstated=unstated_share(row)), framework)
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:

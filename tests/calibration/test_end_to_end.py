@@ -388,8 +388,18 @@ def test_command_line(tmp_path, capsys) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["end_to_end"][DEVICE]["runs"] == 1
     assert sum(report["skipped_runs"].values()) == 2
+
+    # The fit tells what the row leaves open, in the words of the validation.
+    predictions = tmp_path / "predictions.csv"
+    assert main(["validate", "cases", str(file), "--out", str(predictions)]) == 0
+    (assumptions,) = report["assumptions"]
+    assert assumptions["run"] == "k22"
+    assert ", ".join(assumptions["assumed"]) == pd.read_csv(predictions).set_index("case_id")["assumed"]["k22"]
+    capsys.readouterr()
     assert main(["fit", "--runs", str(file), "--out", str(out)]) == 0
-    assert "your runs do not constrain" in capsys.readouterr().out  # one run, as far off as the noise
+    shown = capsys.readouterr().out
+    assert "your runs do not constrain" in shown  # one run, as far off as the noise
+    assert f"  k22: {assumptions['assumed'][0]}" in shown
     assert main(["validate", "cases", str(file), "--calibration", str(out)]) == 0
     for wrong in ([], ["--base", "b"], ["--runs", "no.csv"], ["--runs", str(file), "--base", "no"]):
         capsys.readouterr()

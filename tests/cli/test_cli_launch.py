@@ -211,7 +211,9 @@ def test_a_search_begins_with_the_own_layout_and_ends_with_what_to_change(
     words = ["search", "--from", str(FILES / name), "--cluster", "dgx-h100", "--devices", "16", "--top", "2"]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"yours: [\d.]+ m?s per step \(90 %: .* to .*\), needs [\d.]+ of [\d.]+ GiB", lines[0])
+    assert re.fullmatch(r"yours: [\d.]+ m?s per step \(90 %: .* to .*\)", lines[0])
+    assert re.match(r"  needs [\d.]+ of [\d.]+ GiB", lines[1])
+    assert max(map(len, lines[:2])) <= 80
     assert main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     gain = 1 - report["recommended"]["step_time_s"] / report["yours"]["step_time_s"]

@@ -129,7 +129,14 @@ def test_the_command_prints_for_a_narrow_terminal(capsys, monkeypatch):
     assert main(["compare-clusters", "gpt3-1.3b", "--clusters", "h100,mi300x", "--devices", "8", *JOB]) == 0
     out = capsys.readouterr().out
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("next: "))
-    for words in ("$/Mtok", "MWh", "a failure every", "Oracle Cloud", "next: perfmodel predict --model gpt3-1.3b"):
+    for words in (
+        "cheapest first",
+        "$/Mtok",
+        "MWh",
+        "a failure every",
+        "Oracle Cloud",
+        "next: perfmodel predict --model gpt3-1.3b",
+    ):
         assert words in out
 
 

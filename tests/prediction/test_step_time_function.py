@@ -85,6 +85,12 @@ def compare(model, text, global_batch=22, **words):
     nominal = function.nominal
     with double_precision():
         value, gradient = jax.tree.map(np.asarray, jax.value_and_grad(function)(nominal))
+        quick_value, quick_gradient = function.value_and_grad(nominal)
+
+    # Other compiler options change no more than the order of sums.
+    assert float(quick_value) == pytest.approx(float(value), rel=1e-12)
+    for quick, full in zip(jax.tree.leaves(quick_gradient), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(quick, full, rtol=1e-9, atol=1e-12 * np.abs(full).max())
     expected_s = predicted_s(step, layout)
     assert float(value) == pytest.approx(expected_s, rel=1e-12)
     parameters = moves(step, nominal.kernel_factor)
@@ -166,7 +172,7 @@ def test_transforms_and_one_compilation():
     value_s = float(function(function.nominal))
     predicted = pm.predict("gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", **job)
     assert value_s == pytest.approx(predicted.step_time_s, rel=1e-5)  # in single precision
-    before = _function._step_s._cache_size()
+    before = _function._compiled_step_s._cache_size()
     assert float(function(function.nominal._replace(kernel_gap_s=np.float64(0.0)))) < value_s
     # the same programs on another cluster, for longer sequences
     slower = replace(pm.cluster("dgx-a100"), levels=pm.cluster("v100-100g").levels)
@@ -175,7 +181,7 @@ def test_transforms_and_one_compilation():
         pm.step_time_function("gpt2-345m", slower, "tp=2,pp=2,dp=2", **job),
     ):
         assert float(other(other.nominal)) != value_s
-    assert _function._step_s._cache_size() == before
+    assert _function._compiled_step_s._cache_size() == before
 
     x = function.nominal
     many = jax.tree.map(lambda v: np.stack([v, v]), x)
@@ -189,6 +195,26 @@ def test_transforms_and_one_compilation():
     assert np.isfinite(hessian).all()
     assert hessian[0, 0] > 0  # volume / bandwidth is convex
     np.testing.assert_allclose(hessian, hessian.T, rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_that_waits_for_its_samples_has_no_gradient() -> None:
+    """Also where the quickly compiled one is traced inside another function, which takes no compiler options."""
+    job = {"global_batch": 22, "seq_len": 512}
+    late = pm.step_time_function("gpt2-345m", "dgx-a100", "pp=2,dp=2", input_samples_per_s=1.0, **job)
+    step_s, gradient = late.value_and_grad(late.nominal)
+    assert float(step_s) == 22.0
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))
+    traced_s, traced_gradient = jax.eval_shape(late.value_and_grad, late.nominal)
+    assert traced_s.shape == ()
+    assert jax.tree.map(np.shape, traced_gradient) == jax.tree.map(np.shape, gradient)
+
+
+def test_compilers_without_the_quick_options_compile_fully(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = pm.step_time_function("gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512)
+    unknown = jax.jit(lambda programs, data, x: (x.micro_batch, x), static_argnums=0, compiler_options={"xla_no": 1})
+    monkeypatch.setattr(_function, "_quickly_compiled_step_and_grad", unknown)
+    monkeypatch.setattr(_function, "_compiled_step_and_grad", lambda programs, data, x: (jnp.float32(3.0), x))
+    assert function.value_and_grad(function.nominal) == (3.0, function.nominal)
 
 
 def test_optax_deals_layers_to_a_stage_with_a_head():

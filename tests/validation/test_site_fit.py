@@ -1,6 +1,7 @@
 """Constants of an unknown site: clocks under load from runs, half-widths of intervals from residuals of others."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,15 @@ def runs(tmp_path: Path) -> Path:
     return path
 
 
-def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_slower_products_of_runs_are_found_again(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Set before it is deleted, so that what the command sets is undone after the test.
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     argv = ["fit", "--sites", str(runs), "--unstated", "their", "--out", str(tmp_path / "out"), "--json"]
     assert main(argv) == 0
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
     report = json.loads(capsys.readouterr().out)
     assert list(report["sustained"]) == ["Volta"]
     # a share of the step, so that the log is of first order

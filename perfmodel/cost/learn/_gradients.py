@@ -202,8 +202,7 @@ def norm_times(request: PriceQuery) -> Prediction:
 
 
 def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
-    """Log of the time to stream through memory the bytes that the last-level cache cannot hold; -inf if it holds
-    all."""
+    """Log of the time to stream from memory all bytes that exceed the last-level cache; -inf if none do."""
     l2, bandwidth = request.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
     counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
 

@@ -38,7 +38,7 @@ class Predecessors(NamedTuple):
 
 
 def predecessors(kind: str, size: int, place: int, peer: int) -> Predecessors:
-    """Return what precedes a message from `peer` to the real rank at `place` of a group of `size`.
+    """Messages that must arrive before one from `peer` to the real rank at `place` of a group of `size`.
 
     A binomial tree's edge to the rank 2^i further on is used in step i; a scatter's root serves ranks in order.
     """

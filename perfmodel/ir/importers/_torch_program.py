@@ -98,7 +98,7 @@ def rank_program(
     """
     if ranks < 2:
         raise PerfModelError(
-            f"rank_program: a module of {ranks} rank is a program by torch_program; give ranks=2 or more"
+            f"rank_program: needs at least 2 ranks, got ranks={ranks}; use torch_program for a single rank"
         )
     program = torch_program(module, args, kwargs, values=values, name=name, ranks=ranks)
     names = {tensor.name for tensor in program.inputs}

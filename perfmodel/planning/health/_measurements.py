@@ -112,7 +112,7 @@ def undecided_sentence(log_format: str, *, has_timers: bool, has_clocks: bool, b
     """
     because = "it only has step times"
     if has_timers or has_clocks or batch_grows:
-        because = "what it holds besides step times fits several of them"
+        because = "its further figures fit several of them"
     for_timers, for_clocks = _LOG_MORE.get(log_format, ("", ""))
     settings = []
     if for_timers and not has_timers:

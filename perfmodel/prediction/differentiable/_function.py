@@ -31,12 +31,15 @@ from perfmodel.prediction.sites import Site
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 from perfmodel.spec.keywords import JobKeywords
-from perfmodel.timeline import keep_long_compilations
+from perfmodel.timeline import being_traced, keep_long_compilations
 
 FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""
 _BELOW_LAYERS: Final = 1e-3
 """Distance below a whole number of layers at which the slope from below is taken."""
+QUICK_COMPILE: Final = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""Compiler options of `StepTimeFunction.value_and_grad`: XLA then takes a quarter of the time to compile for the CPU
+and a call five times as long, so that both together take less up to about a thousand calls (`benchmarks`)."""
 _OTHER_TYPE: Final = {"bf16": "fp8", "fp16": "fp8", "fp8": "bf16"}
 """Element type that products may have instead."""
 
@@ -123,7 +126,6 @@ def between_sizes(
     return jnp.stack(weights) @ of_sizes
 
 
-@partial(jax.jit, static_argnums=0)
 def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
     of_programs, nominal, log_sizes = tables
     rates = jnp.log(relative_rates(x, nominal))
@@ -132,6 +134,12 @@ def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, 
     times = programs.times(of_programs, x, rates, factors)
     durations = programs.durations(of_programs, x, times)
     return between_sizes(programs.step_s(durations), jnp.asarray(x.micro_batch), log_sizes)
+
+
+_compiled_step_s = jax.jit(_step_s, static_argnums=0)
+_step_and_grad = jax.value_and_grad(_step_s, argnums=2)
+_compiled_step_and_grad = jax.jit(_step_and_grad, static_argnums=0)
+_quickly_compiled_step_and_grad = jax.jit(_step_and_grad, static_argnums=0, compiler_options=QUICK_COMPILE)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -185,8 +193,33 @@ class StepTimeFunction:
 
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""
-        computed_s = _step_s(self.programs, (self.tables, self.nominal, self.log_sizes), parameters)
+        computed_s = _compiled_step_s(self.programs, self._data, parameters)
         return jnp.maximum(computed_s, self.input_s) if self.input_s else computed_s
+
+    @property
+    def _data(self) -> tuple[Tables, StepParameters, Float[np.ndarray, " sizes"]]:
+        """The data of the programs, which do not enter the compilation."""
+        return self.tables, self.nominal, self.log_sizes
+
+    def value_and_grad(self, parameters: StepParameters) -> tuple[Float[Array, ""], StepParameters]:
+        """Seconds of the step, and their derivatives by all parameters, after little compilation.
+
+        The result is that of `jax.value_and_grad` of this function, which takes several times as long to compile and
+        is then faster: compile that with `jax.jit` for more than about a thousand calls. Inside a function that JAX
+        traces, both are the same.
+        """
+        # JAX takes no compiler options for a function that is traced inside another.
+        if being_traced(parameters):
+            return jax.value_and_grad(self)(parameters)
+        try:
+            computed_s, gradient = _quickly_compiled_step_and_grad(self.programs, self._data, parameters)
+        except jax.errors.JaxRuntimeError:
+            # A version of JAX whose compiler no longer has these options.
+            computed_s, gradient = _compiled_step_and_grad(self.programs, self._data, parameters)
+        if computed_s >= self.input_s:
+            return computed_s, gradient
+        # The step waits for its samples, whatever the parameters are.
+        return jnp.full_like(computed_s, self.input_s), jax.tree.map(jnp.zeros_like, gradient)
 
     def layer_slopes(self, parameters: StepParameters) -> LayerSlopes:
         """Both one-sided derivatives with respect to the layers of each stage."""
@@ -224,11 +257,13 @@ def step_time_function(
     """Make the step time of a layout a function that JAX can differentiate, vectorise and compile.
 
         step_time = step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
-        gradient = jax.jit(jax.grad(step_time))  # one compiled program
-        gradient(step_time.nominal).link_bytes_per_s  # seconds per byte/s, by network level
+        seconds, gradient = step_time.value_and_grad(step_time.nominal)
+        gradient.link_bytes_per_s  # seconds per byte/s, by network level
+        gradient = jax.jit(jax.grad(step_time))  # for thousands of calls
 
-    JAX takes some seconds to compile such a program. It is kept on disk for the next process, in the package's cache
-    folder or wherever `jax_compilation_cache_dir` says.
+    JAX takes some seconds to compile the last line, and one second for `value_and_grad`, whose calls take longer. What
+    took longer than a second is kept on disk for the next process, in the package's cache folder or wherever
+    `jax_compilation_cache_dir` says.
 
     Args:
         model, cluster, layout, calibration, site: as in `perfmodel.predict`.

@@ -298,6 +298,24 @@ def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, i
     Raises:
         TableError: if the file is missing, unreadable, no table of runs, or no row can be used.
     """
+    rows, skipped = rows_with_runs(file)
+    return [usable.run for usable in rows], skipped
+
+
+@dataclass(frozen=True)
+class RowWithRun:
+    """A usable row of a table of runs."""
+
+    row: Row
+    number: int
+    """Place in the table, from 1."""
+    in_words: bool
+    """Whether the columns are the arguments of `predict`, instead of those of published runs."""
+    run: Run
+
+
+def rows_with_runs(file: "Path | str | pd.DataFrame") -> tuple[list[RowWithRun], dict[str, int]]:
+    """The rows that `read_runs` uses, each with its run, and the number of unused rows by reason."""
     import pandas as pd
 
     if isinstance(file, pd.DataFrame):
@@ -317,17 +335,17 @@ def read_runs(file: "Path | str | pd.DataFrame") -> tuple[list[Run], dict[str, i
             f"{name}: not a table of runs (no {columns} {', '.join(missing)}); give the columns of validate cases, or "
             "model, cluster, layout, global_batch and step_time_s"
         )
-    runs, skipped = [], Counter()
+    usable_rows, skipped = [], Counter()
     for row_number, row in enumerate(rows_of(table), 1):
         try:
             run = own_run(row, row_number) if in_words else _run(row)
-            runs.append(run)
+            usable_rows.append(RowWithRun(row, row_number, in_words, run))
         except PerfModelError as reason:
             skipped[str(reason)] += 1
-    if not runs:
+    if not usable_rows:
         reason, _ = skipped.most_common(1)[0] if skipped else ("it is empty", 0)
         raise TableError(f"{name}: no row can be used; the most frequent reason is: {reason}")
-    return runs, dict(skipped.most_common())
+    return usable_rows, dict(skipped.most_common())
 
 
 def _run(row: Row) -> Run:

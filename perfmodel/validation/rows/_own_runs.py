@@ -64,15 +64,7 @@ def own_run(row: Row, number: int) -> Run:
     if measured_s is None or row.get("status") not in (None, "ok"):
         raise Unusable("no step time was measured")
 
-    # Cells that are words of `predict` go the same way as its keywords, with the same checks.
-    problem_fields = {name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None}
-    stated = {name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None}
-    if isinstance(stated.get("seq_len"), str):
-        stated["seq_len"] = parse_length(stated["seq_len"])
-    # The number of devices is no field of a job; a layout's data-parallel degree may follow from it.
-    devices = {"devices": stated.pop("devices")} if "devices" in stated else {}
-    problem_fields |= catalog.checked_fields(Job, stated, f"row {number}", JOB_WORDS)
-    problem, text = catalog.problem_and_layout(layout=str(row["layout"]), **devices, **problem_fields)
+    problem, text = catalog.problem_and_layout(layout=str(row["layout"]), **own_fields(row, number))
     layout, _ = layout_of(problem, text)
     try:
         seconds = float(measured_s)
@@ -87,6 +79,23 @@ def own_run(row: Row, number: int) -> Run:
         measured_s=seconds,
         framework=problem.framework,
     )
+
+
+def own_fields(row: Row, number: int) -> dict[str, Any]:
+    """Arguments of `predict` that a row states, except for the layout.
+
+    Raises:
+        PerfModelError: a cell that its column cannot have.
+    """
+    # Cells that are words of `predict` go the same way as its keywords, with the same checks.
+    fields = {name: row[name] for name in ("model", "cluster", "framework") if row.get(name) is not None}
+    stated = {name: _value(row[name]) for name in (*JOB_WORDS, "devices") if row.get(name) is not None}
+    if isinstance(stated.get("seq_len"), str):
+        stated["seq_len"] = parse_length(stated["seq_len"])
+    # The number of devices is no field of a job; a layout's data-parallel degree may follow from it.
+    if "devices" in stated:
+        fields["devices"] = stated.pop("devices")
+    return fields | catalog.checked_fields(Job, stated, f"row {number}", JOB_WORDS)
 
 
 def _value(cell: Any) -> Any:

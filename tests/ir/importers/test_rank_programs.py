@@ -357,7 +357,7 @@ def test_what_is_no_module_of_all_ranks_is_refused(torch: Any) -> None:
     advice = r"_c10d_functional::all_reduce \(1x.*rank_program, and give the number of ranks"
     with pytest.raises(PerfModelError, match=advice):
         torch_program(stage(torch, RANKS), (x,))
-    with pytest.raises(PerfModelError, match="a module of 1 rank is a program by torch_program"):
+    with pytest.raises(PerfModelError, match="needs at least 2 ranks, got ranks=1; use torch_program"):
         rank_program(stage(torch, 1), (x,), ranks=1)
     module = stage(torch, RANKS, sequence_parallel=True)
     with pytest.raises(PerfModelError, match="a collective of 2 of the 4 ranks"):
