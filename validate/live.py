@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
-from studies.live import live_report, validate_live
+from rich.progress import Progress, TaskID
+from studies.emulation_runs import at_once
+from studies.live import LiveSettings, live_report, validate_live
 from studies.live_cases import collective_cases, live_cases
 
 from perfmodel.errors import PerfModelError
@@ -26,11 +27,13 @@ def main() -> int:
     for chosen in [arguments.only] if arguments.only else sets:
         name, cases = sets[chosen]
         try:
-            with Progress(console=Console(stderr=True)) as bar:
+            with Progress(console=Console(stderr=True)) as bar, at_once() as is_allowed:
                 task = bar.add_task("calibrating", total=None)
-                report = validate_live(cases=cases(), progress=lambda what, n, total, bar=bar, task=task: bar.update(
-                    task, description=what, completed=n, total=total or None
-                ))  # fmt: skip
+
+                def show(what: str, n: int, total: int, bar: Progress = bar, task: TaskID = task) -> None:
+                    bar.update(task, description=what, completed=n, total=total or None)
+
+                report = validate_live(LiveSettings(at_once=is_allowed), cases(), progress=show)
         except PerfModelError as error:
             print(f"live: {error}", file=sys.stderr)
             return 2

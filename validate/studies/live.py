@@ -1,13 +1,13 @@
 """The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight, compare."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import compress, groupby
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from studies.live_cases import CollectiveCase, LiveCase, check_cases, live_cases
 from studies.tables import rows_table
 
@@ -52,6 +52,8 @@ class LiveSettings:
     """Of each of the two measurements of a configuration."""
     patience_s: float = 20.0
     """How long to wait for a quiet machine before a disturbed run is repeated."""
+    at_once: bool = False
+    """Whether ranks run at real-time priority, so that what else runs does not disturb them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,8 @@ class LiveReport:
     calibration: PairTimes
     calibration_s: float
     """Wall-clock time of the whole calibration, its two-rank programs and any wait for a quiet machine included."""
+    at_once: bool = False
+    """Whether ranks ran at real-time priority."""
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the whole, and the rows."""
@@ -119,6 +123,7 @@ class LiveReport:
             "iterations_set_aside": sum(r.set_aside for r in rows),
             "disturbed_configurations": sum(r.disturbed for r in rows),
             "check_errors": list(self.check_errors),
+            "ran_at_once": self.at_once,
             "core_factor": self.calibration.core_factor,
             "interval_half_width": self.half_width,
             "calibration_device_s": calibration_device_s,
@@ -159,11 +164,12 @@ def validate_live(
         runs = _measure({case: programs[case] for case in cases}, emulated.hosts, settings, progress)
     half_width = _interval(log_errors)
     return LiveReport(
-        results=tuple(_result(case, predicted[case], runs[case], half_width) for case in cases),
+        results=tuple(_result(case, predicted[case], runs[case], half_width, settings) for case in cases),
         check_errors=tuple(np.expm1(log_errors).tolist()),
         half_width=half_width,
         calibration=pair,
         calibration_s=calibration_s,
+        at_once=settings.at_once,
     )
 
 
@@ -176,7 +182,7 @@ def _fit_core_factor(
     """The factor of least squares of log(predicted / measured), and these."""
     from scipy.optimize import minimize_scalar
 
-    measured_s = np.array([_result_s(runs) for runs in checked.values()])
+    measured_s = np.array([_result_s(runs, settings) for runs in checked.values()])
 
     def log_errors(factor: float) -> Float[np.ndarray, " checks"]:
         scaled = replace(pair, core_factor=factor)
@@ -228,24 +234,31 @@ def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> 
     inputs = random_inputs(program)
     for attempts_left in reversed(range(_ATTEMPTS)):
         result = run_program(program, inputs, repeats=settings.iterations, ranks=group)
-        if not attempts_left or np.mean(result.interference <= INTERFERENCE_LIMIT) >= 0.5:
+        if not attempts_left or np.mean(_is_undisturbed(result, settings)) >= 0.5:
             return result
         wait_until_quiet(INTERFERENCE_LIMIT, settings.patience_s)
     raise AssertionError("unreachable")
 
 
-def _clean(runs: Sequence[Run]) -> tuple[list[list[Timeline]], bool]:
+def _is_undisturbed(result: Run, settings: LiveSettings) -> Bool[np.ndarray, " runs"]:
+    """Which iterations others took little processor time from; at real-time priority they get what ranks leave."""
+    return settings.at_once | (result.interference <= INTERFERENCE_LIMIT)
+
+
+def _clean(runs: Sequence[Run], settings: LiveSettings) -> tuple[list[list[Timeline]], bool]:
     """Undisturbed iterations of each measurement, or all where one of them has none (then True)."""
-    clean = [[t for t, i in zip(r.timelines, r.interference, strict=True) if i <= INTERFERENCE_LIMIT] for r in runs]
+    clean = [list(compress(r.timelines, _is_undisturbed(r, settings))) for r in runs]
     return (clean, False) if all(clean) else ([list(r.timelines) for r in runs], True)
 
 
-def _result_s(runs: Sequence[Run]) -> float:
-    return float(np.median([t.makespan_s for of_run in _clean(runs)[0] for t in of_run]))
+def _result_s(runs: Sequence[Run], settings: LiveSettings) -> float:
+    return float(np.median([t.makespan_s for of_run in _clean(runs, settings)[0] for t in of_run]))
 
 
-def _result(case: Case, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
-    used, disturbed = _clean(runs)
+def _result(
+    case: Case, predicted: Timeline, runs: Sequence[Run], half_width: float, settings: LiveSettings
+) -> LiveResult:
+    used, disturbed = _clean(runs, settings)
     medians_s = [float(np.median([t.makespan_s for t in timelines])) for timelines in used]
     timelines = [t for of_run in used for t in of_run]
     errors = compare_timelines(predicted, timelines)
@@ -255,7 +268,7 @@ def _result(case: Case, predicted: Timeline, runs: Sequence[Run], half_width: fl
         predicted_s=predicted.makespan_s,
         lo_s=predicted.makespan_s * float(np.exp(-half_width)),
         hi_s=predicted.makespan_s * float(np.exp(half_width)),
-        measured_s=_result_s(runs),
+        measured_s=_result_s(runs, settings),
         noise=abs(medians_s[0] - medians_s[1]) / float(np.mean(medians_s)),
         device_error=float(np.nanmean(errors.activity_error)),
         stage_error=errors.median_stage_error,
@@ -285,8 +298,7 @@ def live_report(report: LiveReport) -> str:
     lines += [
         "",
         f"Noise floor, the same configuration measured twice: mean {figures['mean_noise']:.1%}, largest "
-        f"{figures['largest_noise']:.1%}. Iterations set aside for interference: {figures['iterations_set_aside']}; "
-        f"configurations without an undisturbed one: {figures['disturbed_configurations']}.",
+        f"{figures['largest_noise']:.1%}. {_disturbances_text(figures)}",
         f"The calibration's own two-rank programs say that work on cores takes {figures['core_factor']:.2f} times as "
         f"long as by itself; they are then off by {checks}, which gives the 90 % interval of "
         f"±{figures['interval_half_width']:.1%}.",
@@ -307,3 +319,12 @@ def live_report(report: LiveReport) -> str:
         for r in report.results
     ]  # fmt: skip
     return "\n".join([*lines, rows_table(head, rows)]) + "\n"
+
+
+def _disturbances_text(figures: Mapping[str, Any]) -> str:
+    if figures["ran_at_once"]:
+        return "Ranks ran at real-time priority, so that other work waited for them."
+    return (
+        f"Iterations set aside for interference: {figures['iterations_set_aside']}; configurations without an "
+        f"undisturbed one: {figures['disturbed_configurations']}."
+    )

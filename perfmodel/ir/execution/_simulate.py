@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.cost.learn import weight_files
@@ -72,6 +72,7 @@ def simulate_on_cores(
     core_s: Float[np.ndarray, " ops"],
     network_s: Float[np.ndarray, " ops"],
     credit_s: Float[np.ndarray, " ops"],
+    messages: Int[np.ndarray, " ops"],
     cores: Sequence[int],
 ) -> Timeline:
     """Simulate ranks that share cores: each core runs the work of its ranks one at a time, first come, first served.
@@ -82,17 +83,19 @@ def simulate_on_cores(
     Args:
         structure: of a program (without lags).
         core_s: seconds for which every op needs its rank's core.
-        network_s: seconds that it then waits for messages.
+        network_s: seconds that it waits for messages.
         credit_s: seconds by which this wait is shorter if the rank's link was idle for as long before.
+        messages: number of messages among which both divide equally, one after another; 1 for a kernel.
         cores: core of each rank.
     """
     # An event queue, because who gets a core first depends on when work arrives; the critical path cannot say that.
     followers: dict[int, list[int]] = defaultdict(list)
     for op, place in zip(*np.nonzero(structure.pred >= 0), strict=True):
         followers[int(structure.pred[op, place])].append(int(op))
-    work_s = core_s.tolist()
-    wait_s = network_s.tolist()
-    most_s = credit_s.tolist()
+    work_s = (core_s / messages).tolist()
+    wait_s = (network_s / messages).tolist()
+    credit_left_s = credit_s.tolist()
+    messages_left = messages.tolist()
     device = structure.device.tolist()
     link_free_s = [-np.inf] * structure.devices
     unmet = (structure.pred >= 0).sum(axis=1).tolist()
@@ -103,30 +106,35 @@ def simulate_on_cores(
     # An event: when, whether the op is on a core until then, and the op.
     events: list[tuple[float, bool, int]] = []
 
-    def await_messages(op: int) -> None:
-        # The first message after a pause may be shorter, by as much as the link was idle.
+    def call_core(op: int) -> None:
+        # The first of a queue runs. Joins and pure waits need no core.
+        if work_s[op] == 0:
+            await_message(op)
+            return
+        waiting = queue[cores[device[op]]]
+        waiting.append(op)
+        if len(waiting) == 1:
+            heapq.heappush(events, (now_s + work_s[op], True, op))
+
+    def await_message(op: int) -> None:
+        arrival_s = now_s
         if wait_s[op] > 0:
-            idle_s = now_s - link_free_s[device[op]]
-            link_free_s[device[op]] = now_s + max(0.0, wait_s[op] - min(most_s[op], idle_s))
-            heapq.heappush(events, (link_free_s[device[op]], False, op))
-        else:
-            heapq.heappush(events, (now_s, False, op))
+            # A link that was idle before the first message shortens the waits, by as much as it was idle.
+            if messages_left[op] == messages[op]:
+                credit_left_s[op] = min(credit_left_s[op], now_s - link_free_s[device[op]])
+            shorter_s = min(credit_left_s[op], wait_s[op])
+            credit_left_s[op] -= shorter_s
+            arrival_s += wait_s[op] - shorter_s
+            link_free_s[device[op]] = arrival_s
+        heapq.heappush(events, (arrival_s, False, op))
 
     while ready or events:
-        # Ready nodes queue for their core; the first of a queue runs.
         for op in ready:
             start_s[op] = now_s
-            # Joins and pure waits need no core.
-            if work_s[op] == 0:
-                await_messages(op)
-                continue
-            waiting = queue[cores[device[op]]]
-            waiting.append(op)
-            if len(waiting) == 1:
-                heapq.heappush(events, (now_s + work_s[op], True, op))
+            call_core(op)
         ready = []
 
-        # The next op leaves its core, and waits for messages or is done.
+        # The next op leaves its core, or has its message: it goes on with the next one, or is done.
         now_s, on_core, op = heapq.heappop(events)
         if on_core:
             waiting = queue[cores[device[op]]]
@@ -134,8 +142,12 @@ def simulate_on_cores(
             if waiting:
                 heapq.heappush(events, (now_s + work_s[waiting[0]], True, waiting[0]))
             if wait_s[op] > 0:
-                await_messages(op)
+                await_message(op)
                 continue
+        messages_left[op] -= 1
+        if messages_left[op] > 0:
+            call_core(op)
+            continue
         end_s[op] = now_s
         for follower in followers[op]:
             unmet[follower] -= 1

@@ -3,8 +3,9 @@
 A call of n ranks takes `count(n) * alpha + sent(n) * beta`: the latency of every message that a rank sends one after
 another, and all their bytes through its link. For a ring that is DistSim's 2 (n - 1) / n, with the latencies beside the
 bytes. Part of both the rank computes (it copies messages and adds them up), which ranks that share a core do one after
-another; the rest it waits. After a pause a link may let some bytes through at once (its token bucket has filled), which
-shortens the call by up to a credit.
+another; the rest it waits. Both alternate message by message: while a rank waits for one, others use its core. After a
+pause a link may let some bytes through at once (its token bucket has filled), which shortens the call by up to a
+credit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,8 @@ class EventTime(NamedTuple):
     """Seconds that it then waits for messages on a link without idle time."""
     credit_s: float = 0.0
     """Seconds by which the wait may be shorter if the link was idle for as long before."""
+    messages: int = 1
+    """Messages that it sends one after another, among which core and network seconds divide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +106,7 @@ class Curve:
         """Time of a call whose ranks send the messages of `group`, where two ranks sent those of `pair`."""
         duration_s = self._scaled_s(self.steady_s, self.time_s[0], operand_bytes, pair, group)
         core_s = self._scaled_s(self.core_s, self.core_s[0], operand_bytes, pair, group)
-        return EventTime(core_s, max(0.0, duration_s - core_s), self.credit_s)
+        return EventTime(core_s, max(0.0, duration_s - core_s), self.credit_s, group.count)
 
     def _scaled_s(
         self,
@@ -268,8 +271,8 @@ def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: 
     structure, instruction = prepared.structure, prepared.instruction
     # Joins are instruction -1, the last of these times, and take none.
     times_s = np.array([*(pair.time(event) for event in rank_events(function, cluster)), EventTime(0.0)])
-    core_s, network_s, credit_s = times_s[instruction].T
-    return simulate_on_cores(structure, core_s, network_s, credit_s, cores)
+    core_s, network_s, credit_s, messages = times_s[instruction].T
+    return simulate_on_cores(structure, core_s, network_s, credit_s, messages.astype(int), cores)
 
 
 shorten_reprs(__name__)

@@ -99,6 +99,7 @@ def test_with_a_core_each_the_critical_path_decides(data: st.DataObject):
         np.where(on_core, of_op_s, 0),
         np.where(on_core, 0, of_op_s),
         np.zeros(structure.n_ops),
+        1 + np.arange(structure.n_ops) % 3,
         range(structure.devices),
     )
     expected = times(structure, durations_s)
@@ -113,8 +114,9 @@ def test_a_shared_core_does_the_work_of_its_ranks_in_turn():
         np.bincount(np.maximum(structure.pred, 0).ravel(), minlength=structure.n_ops) > 0
     )
     work_s = np.where(kernels, 1.0, 0.0)
+    nothing_s, one = 0 * work_s, np.ones(len(work_s), int)
     alone, shared = (
-        simulate_on_cores(structure, work_s, 0 * work_s, 0 * work_s, cores) for cores in (range(4), [0] * 4)
+        simulate_on_cores(structure, work_s, nothing_s, nothing_s, one, cores) for cores in (range(4), [0] * 4)
     )
     # all ranks always have work, so that one core is never idle
     assert shared.makespan_s == pytest.approx(work_s.sum())
@@ -128,10 +130,32 @@ def test_a_link_gives_credit_for_its_pause_only():
     reduces |= (structure.device >= 0) & (structure.class_kind[structure.duration] == Kind.BACKWARD)
     wait_s, credit_s = np.where(reduces, 1.0, 0.0), np.where(reduces, 0.25, 0.0)
     nothing_s = np.zeros(structure.n_ops)
-    full = simulate_on_cores(structure, nothing_s, wait_s, nothing_s, range(2))
-    credited = simulate_on_cores(structure, nothing_s, wait_s, credit_s, range(2))
+    one = np.ones(structure.n_ops, int)
+    full = simulate_on_cores(structure, nothing_s, wait_s, nothing_s, one, range(2))
+    credited = simulate_on_cores(structure, nothing_s, wait_s, credit_s, one, range(2))
     # messages follow one another without a pause, so that only the first finds a link that was idle
     assert full.makespan_s - credited.makespan_s == pytest.approx(0.25)
+
+
+@given(
+    work_s=st.floats(0.01, 1),
+    wait_s=st.floats(0.01, 9),
+    messages=st.integers(1, 20),
+    sharing=st.sampled_from([1, 2, 4, 8]),
+)
+def test_ranks_use_a_core_while_others_wait_for_their_messages(
+    work_s: float, wait_s: float, messages: int, sharing: int
+):
+    # One op a rank, all called at once: per message the core serves every rank, or the first waits, if that is longer.
+    structure = program_structure(distribute(STEP, Degrees(data=sharing)).function).structure
+    first = np.flatnonzero(np.all(structure.pred < 0, axis=1) & (structure.device >= 0))
+    ops = [int(first[structure.device[first] == rank][0]) for rank in range(sharing)]
+    core_s, network_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
+    core_s[ops], network_s[ops] = messages * work_s, messages * wait_s
+    each = np.full(structure.n_ops, messages)
+    found = simulate_on_cores(structure, core_s, network_s, 0 * core_s, each, [0] * sharing)
+    period_s = max(sharing * work_s, work_s + wait_s)
+    assert found.makespan_s == pytest.approx((messages - 1) * period_s + sharing * work_s + wait_s)
 
 
 @pytest.mark.slow
