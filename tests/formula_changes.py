@@ -67,8 +67,9 @@ INVISIBLE_KEYWORDS = (
 )
 INVISIBLE_CALLS = ("round", "warn", "lru_cache", "report_progress", "cast", "astype")
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-INVISIBLE_NAMES = ("cache", "progress", "tolerance", "rounding", "chunk_bytes")
-"""Assignments and functions with these in their names decide how fast an answer comes, or how it is shown."""
+INVISIBLE_NAMES = ("cache", "progress", "tolerance", "rounding", "chunk_bytes", "most_rounds", "most_steps")
+"""Assignments and functions with these in their names decide how fast an answer comes, how it is shown, or where a loop
+ends that has long converged."""
 
 
 @dataclass(frozen=True)

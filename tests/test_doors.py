@@ -22,12 +22,14 @@ LOOK_INSIDE = {
     # Caches and compiled code: how often something is compiled, and where it is kept.
     "cost/learn/test_kernel_fit.py",
     "prediction/test_step_time_function.py",
+    "timeline/test_compiled_programs.py",
     "timeline/test_timeline_cache.py",
     "timeline/test_timeline_lanes.py",
     "timeline/test_timeline_makespan.py",
     # Values of Python scripts, which hold for any framework that reads them.
     # Limits and readers that are exchanged for a test.
     "emulate/scripts/device.py",
+    "ingest/known_settings.py",
     "ingest/test_recipes.py",
     "measure/fake_backend.py",
     "measure/test_agents.py",

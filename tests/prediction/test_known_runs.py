@@ -214,7 +214,7 @@ def test_nodes_and_their_posteriors_are_as_many_in_whatever_round_it_ends(
     rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs far apart make most nodes of the quadrature unlikely, so that they are left out."""
-    monkeypatch.setattr(UPDATE, "_REWEIGHTED", rounds)
+    monkeypatch.setattr(UPDATE, "_MOST_ROUNDS", rounds)
     monkeypatch.setattr(UPDATE, "_SETTLED", 0)
     monkeypatch.setattr(UPDATE, "_ENOUGH", 0.0)
     monkeypatch.setattr(UPDATE, "_UNLIKELY", 0.5)

@@ -181,10 +181,8 @@ class Calls(Expressions):
 
     def _changed(self, owner: Any, name: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         """The result of a method that changes a list or dictionary; `MISSING` for other methods."""
-        if isinstance(owner, list) and name in ("append", "extend", "insert") and positional:
-            added = elements_of(positional[0]) if name == "extend" else [positional[-1]]
-            self.write(owner, None, [*owner, *(added or [])])
-            return None
+        if isinstance(owner, list):
+            return self._list_changed(owner, name, positional)
         if isinstance(owner, dict) and name == "update":
             entries = positional[0] if positional and isinstance(positional[0], dict) else {}
             for key, value in (entries | keywords).items():
@@ -199,6 +197,32 @@ class Calls(Expressions):
                 self.write(owner, positional[0], MISSING)
             return usual if value is MISSING else value
         return MISSING
+
+    def _list_changed(self, owner: list[Any], name: str, positional: list[Any]) -> Any:
+        """The result of a method that changes a list; `MISSING` for other methods."""
+        changed = list(owner)
+        result = None
+        match name, positional:
+            case "append", [value]:
+                changed.append(value)
+            case "extend", [values]:
+                changed += elements_of(values) or []
+            case "insert", [int(position), value]:
+                changed.insert(position, value)
+            case "pop", [] if owner:
+                result = changed.pop()
+            case "pop", [int(position)] if -len(owner) <= position < len(owner):
+                result = changed.pop(position)
+            case "remove", [value] if value in owner:
+                changed.remove(value)
+            case "clear", []:
+                changed.clear()
+            case "reverse", []:
+                changed.reverse()
+            case _:
+                return MISSING
+        self.write(owner, None, changed)
+        return result
 
     def _call_of_object(
         self, owner: Thing, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call

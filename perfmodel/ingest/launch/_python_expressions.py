@@ -225,6 +225,25 @@ class Expressions(ABC):
                 return False
         return values is not None
 
+    def delete(self, target: ast.expr, scope: Scope) -> None:
+        """Take away a name, an attribute or an element."""
+        match target:
+            case ast.Name():
+                self.write(scope.outer_names.get(target.id, scope).names, target.id, MISSING)
+            case ast.Attribute():
+                owner = self.value(target.value, scope)
+                if isinstance(owner, Thing):
+                    self.write(owner.fields, target.attr, MISSING)
+            case ast.Subscript():
+                container, key = self.value(target.value, scope), self.value(target.slice, scope)
+                if isinstance(container, dict) and is_known(key):
+                    self.write(container, key, MISSING)
+                elif isinstance(container, list) and isinstance(key, int) and element(container, key) is not MISSING:
+                    position = key % len(container)
+                    self.write(container, None, [*container[:position], *container[position + 1 :]])
+            case _:
+                pass
+
     # --- attributes and elements --------------------------------------------------------------------
 
     def attribute(self, owner: Any, name: str) -> Any:

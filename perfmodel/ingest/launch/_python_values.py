@@ -8,7 +8,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -93,8 +93,8 @@ class Scope:
 
     names: dict[str, Any]
     parent: "Scope | None" = None
-    outer_names: set[str] = field(default_factory=set)
-    """Names that `global` or `nonlocal` declares."""
+    outer_names: dict[str, "Scope"] = field(default_factory=dict)
+    """Names that `global` or `nonlocal` declares, and whose they are."""
 
     def find(self, name: str) -> Any:
         """The value of a name here or further out; `MISSING` if it has none."""
@@ -105,13 +105,13 @@ class Scope:
             scope = scope.parent
         return MISSING
 
-    @property
-    def outermost(self) -> "Scope":
-        """The names of the module."""
-        scope = self
-        while scope.parent is not None:
-            scope = scope.parent
-        return scope
+    def declare_outer(self, names: Iterable[str], *, of_module: bool) -> None:
+        """Take names from further out: those of the module, or of the nearest function that has them."""
+        for name in names:
+            scope = self
+            while scope.parent is not None and (of_module or scope is self or name not in scope.names):
+                scope = scope.parent
+            self.outer_names[name] = scope
 
 
 @dataclass(eq=False)
@@ -370,7 +370,8 @@ def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
     if name in _OF_NUMBERS:
         return _guarded(_OF_NUMBERS[name], *arguments, **keywords) if known and not keywords else MISSING
     if name in ("any", "all"):
-        outcomes = [truth(value) for value in elements_of(arguments[0]) or [MISSING]] if arguments else [None]
+        elements = elements_of(arguments[0]) if arguments else None
+        outcomes = [None] if elements is None else [truth(value) for value in elements]
         return MISSING if None in outcomes else (any if name == "any" else all)(outcomes)
     if name == "dict":
         entries = dict(arguments[0]) if arguments and isinstance(arguments[0], dict) else {}

@@ -284,7 +284,10 @@ class _Follower(Calls):
             case ast.Match():
                 return self._match(node, scope)
             case ast.Global() | ast.Nonlocal():
-                scope.outer_names |= set(node.names)
+                scope.declare_outer(node.names, of_module=isinstance(node, ast.Global))
+            case ast.Delete():
+                for target in node.targets:
+                    self.delete(target, scope)
             case _:
                 pass
         return None
@@ -305,8 +308,7 @@ class _Follower(Calls):
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         match target:
             case ast.Name():
-                names = scope.outermost.names if target.id in scope.outer_names else scope.names
-                self.write(names, target.id, value)
+                self.write(scope.outer_names.get(target.id, scope).names, target.id, value)
             case ast.Attribute():
                 owner = self.value(target.value, scope)
                 for thing in _owners(owner):

@@ -20,7 +20,7 @@ from perfmodel.spec import Layout
 
 OUTLIERS: Final = 4.0
 """Degrees of freedom of the noise of one run: runs far from the others of their site lose weight. Assumed."""
-_REWEIGHTED: Final = 50
+_MOST_ROUNDS: Final = 50
 """Most rounds of reweighting."""
 _ENOUGH: Final = 1e-3
 """Change of the weights that ends the reweighting."""
@@ -293,7 +293,7 @@ def known_runs(
     # The noise is Student's t: normal with a variance over a weight that is gamma distributed. Starting from normal
     # noise, a run that lies far off gets a smaller weight in every round (Lange, Little and Taylor, JASA 84, 1989).
     weight = np.ones((len(scales.weight), len(error)))
-    for done in range(_REWEIGHTED):
+    for done in range(_MOST_ROUNDS):
         noise_of_node = scales.single[:, None] * noise
         inverse = np.linalg.inv(prior.under(scales) + (noise_of_node / weight)[:, :, None] * np.eye(len(error)))
         pull = inverse @ error
@@ -308,7 +308,7 @@ def known_runs(
 
         # Unlikely nodes are dropped to save time, but not in the last round, whose posterior is of all nodes that it
         # began with.
-        may_drop = _SETTLED <= done < _REWEIGHTED - 1
+        may_drop = _SETTLED <= done < _MOST_ROUNDS - 1
         is_likely = log_likelihood > log_likelihood.max() - _UNLIKELY
         if may_drop and not is_likely.all():
             scales, weight = scales.take(is_likely), weight[is_likely]

@@ -56,10 +56,10 @@ class Builtins(Expander):
 
     def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
         # The outer value of a local variable is kept from the first declaration, to be put back when the function ends.
-        if self.locals and argv and argv[0].text == "local":
-            for assignment in node.assignments:
-                self.locals[-1].setdefault(assignment.name, self.state.variables.get(assignment.name))
         declares = bool(argv) and argv[0].text in ("declare", "typeset", "local")
+        is_global = any(re.fullmatch(r"-[a-zA-Z]*g[a-zA-Z]*", word.text) for word in argv[1:])
+        if self.locals and declares and not is_global:
+            self._make_local(node, argv)
         if declares and any(re.fullmatch(r"-[a-zA-Z]*n[a-zA-Z]*", word.text) for word in argv[1:]):
             # `declare -n A=B` makes A another name of B.
             for assignment in node.assignments:
@@ -74,6 +74,15 @@ class Builtins(Expander):
             if sign and name.isidentifier():
                 self.state.variables[name] = {"0": Word(value, word.line)}
         return True
+
+    def _make_local(self, node: tree.Simple, argv: Sequence[Word]) -> None:
+        """Keep the outer values of the variables that a function declares, with a value or without."""
+        bare_names = [word.text for word in argv[1:] if word.text.isidentifier()]
+        for name in [*bare_names, *(assignment.name for assignment in node.assignments)]:
+            if name not in self.locals[-1]:
+                self.locals[-1][name] = self.state.variables.get(name)
+                if name in bare_names:
+                    self.state.variables.pop(name, None)
 
     def assign(self, assignments: Sequence[tree.Assignment]) -> None:
         """Set variables: plain ones, elements of arrays, or whole arrays, anew or appended to."""
@@ -91,14 +100,18 @@ class Builtins(Expander):
     def _array(self, elements: Sequence[tuple[str | None, tree.RawWord]], before: Value) -> Value:
         """An array's value with further elements: each at its index, or behind the last."""
         value = dict(before)
+        following = next_index(value)
         for index, raw in elements:
             if index is not None:
-                value[self.index(index)] = self.joined(raw)
+                position = self.index(index)
+                value[position] = self.joined(raw)
+                # Elements without an index go on behind the one before them, which need not be the last.
+                following = next_index({position: value[position]})
                 continue
             # One word of the script may become many: `$HOSTS`, `{1..8}`.
-            first = next_index(value)
-            for i, word in enumerate(with_braces(self.expand(raw))):
-                value[first if i == 0 else str(int(first) + i)] = word
+            for word in with_braces(self.expand(raw)):
+                value[following] = word
+                following = str(int(following) + 1)
         return value
 
     def _with_word(self, assignment: tree.Assignment, name: str, before: Value) -> Value:

@@ -19,6 +19,11 @@ _LONGEST_INDEX: Final = 18
 MOST_TURNS: Final = 2_000
 """Most iterations of a loop that are followed."""
 _PARAMETER: Final = re.compile(r"(!?)([A-Za-z_]\w*|\d+|[@*#?!$-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_SLICE: Final = re.compile(r":(?![-=+?])([^:]*)(?::(.*))?", re.DOTALL)
+"""`:start` or `:start:size` behind a name; `:-`, `:=` and the like begin a default."""
+_REPLACEMENT: Final = re.compile(r"/(/?)((?:\\.|\$\{[^}]*\}|[^/\\])*)(?:/(.*))?", re.DOTALL)
+"""`/pattern/replacement` behind a name, with a second slash in front where all matches are replaced; a slash behind a
+backslash is one of the pattern."""
 _COUNTED_FIRST: Final = re.compile(r"\s*(\+\+|--)([A-Za-z_]\w*)\s*")
 _ASSIGNED: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))\s*(.*)", re.DOTALL)
 
@@ -150,7 +155,7 @@ class Expander:
                 values = divided
             elif len(values) > 1 and _is_joined(part):
                 values = [Word(self.separator().join(value.text for value in values), values[0].line)]
-            elif not values and not _is_list(part):
+            elif not values and (_is_joined(part) or not _is_list(part)):
                 begun = True
             for i, value in enumerate(values):
                 if i:
@@ -287,10 +292,11 @@ class Expander:
         condition = re.match(r"(:?)([-=+?])(.*)", change, re.DOTALL)
         if condition:
             colon, sign, operand = condition.groups()
-            is_set = values is not None and (not colon or any(word.text for word in values))
+            # A list without elements is not set.
+            is_set = bool(values) and (not colon or any(word.text for word in values))
             if sign == "+":
                 return [self.default(operand, line)] if is_set else []
-            if is_set:
+            if is_set and values is not None:
                 return values
             if sign == "?":
                 return None
@@ -300,14 +306,18 @@ class Expander:
             return [default] if default.text or not several else []
         if values is None:
             return None
-        slice_of_array = re.fullmatch(r":\s*(-?\d+)(?::\s*(-?\d+))?", change) if several else None
-        if slice_of_array:
-            start, size = slice_of_array.groups()
-            first = int(start)
-            if name in "@*" and first > 0:
+        part = _SLICE.fullmatch(change)
+        if part:
+            start = self.arithmetic(part[1], line)
+            size = None if part[2] is None else self.arithmetic(part[2], line)
+            if start is None or (part[2] is not None and size is None):
+                return None
+            if not several:
+                return [Word(_slice(word.text, start, size), word.line) for word in values]
+            if name in "@*" and start > 0:
                 # Arguments are counted from 1, elements of arrays from 0.
-                first -= 1
-            return values[first:][: None if size is None else int(size)]
+                start -= 1
+            return [] if start < -len(values) else values[start:][:size]
         return [Word(self.altered(word.text, change, line), word.line) for word in values]
 
     def altered(self, text: str, change: str, line: int) -> str:
@@ -315,18 +325,15 @@ class Expander:
         operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
         if operand:
             return trimmed(text, operand[1], self.default(operand[2], line).text) if len(text) < 2000 else text
-        if change.startswith("/"):
-            return replaced(text, self.default(change[1:], line).text)
+        replacement = _REPLACEMENT.fullmatch(change)
+        if replacement:
+            pattern, new_text = (self.default(part or "", line).text for part in replacement.groups()[1:])
+            return replaced(text, pattern, new_text, everywhere=bool(replacement[1]))
         if change in ("^^", ",,", "^", ","):
             first, remaining = text[:1], text[1:]
             if change in ("^^", ",,"):
                 return text.upper() if change == "^^" else text.lower()
             return (first.upper() if change == "^" else first.lower()) + remaining
-        part = re.fullmatch(r":\s*(-?\d+|\$\w+)(?::\s*(-?\d+|\$\w+))?", change)
-        if part:
-            start = self.arithmetic(part[1], line) or 0
-            size = self.arithmetic(part[2], line) if part[2] else None
-            return text[start:][:size] if size is None or size >= 0 else text[start:size]
         return text
 
     def default(self, text: str, line: int) -> Word:
@@ -353,7 +360,9 @@ class Expander:
             plain = self.joined(raw).text
             if unknown(plain):
                 return None
-            return calculate(re.sub(r"\b[A-Za-z_]\w*(\[[^\]]*\])?", lambda match: self.number(match[0], line), plain))
+            # The digits of `16#ff` are no name.
+            names = r"(?<!#)\b[A-Za-z_]\w*(\[[^\]]*\])?"
+            return calculate(re.sub(names, lambda match: self.number(match[0], line), plain))
         finally:
             self.depth -= 1
 
@@ -366,6 +375,8 @@ class Expander:
             value = calculate(text)
         elif text:
             value = self.arithmetic(text, line)
+        elif values:
+            value = 0
         return "?" if value is None else f"({value})"
 
     def assigned(self, name: str, sign: str, expression: str, line: int) -> int | None:
@@ -401,6 +412,13 @@ def pieces(word: Word) -> list[Word]:
         before = match.start()
         divided.append(Word(match[0], line))
     return divided
+
+
+def _slice(text: str, start: int, size: int | None) -> str:
+    """`${text:start:size}`: negative numbers count from the end of the text, which has nothing before its start."""
+    if start < -len(text):
+        return ""
+    return text[start:size] if size is not None and size < 0 else text[start:][:size]
 
 
 def _is_list(part: tree.Part) -> bool:

@@ -78,7 +78,7 @@ def command_output(
     # Each command is understood in the forms that launch scripts use, and with others its output is not known.
     if head == "pwd":
         return folder + "\n"
-    if head == "cat" and stdin is not None and not operands:
+    if head == "cat" and stdin is not None and operands in ([], ["-"]):
         return stdin
     if head in ("echo", "expr", "dirname", "basename", "readlink", "realpath", "seq") and unknown(" ".join(arguments)):
         return None
@@ -195,7 +195,8 @@ def _translated(arguments: list[str], text: str) -> str | None:
 
 
 def _field(arguments: list[str], text: str) -> str | None:
-    """Output of `cut -d , -f 2`: one field of each line, empty where the line has fewer."""
+    """Output of `cut -d , -f 2`: one field of each line, empty where the line has fewer, but all of a line that has no
+    separator."""
     options = re.fullmatch(r"-d\s*(.) -f\s*(\d+)", " ".join(arguments))
     if options is None:
         return None
@@ -203,7 +204,10 @@ def _field(arguments: list[str], text: str) -> str | None:
     lines = []
     for line in text.splitlines():
         fields = line.split(separator)
-        lines.append(fields[number - 1] if len(fields) >= number else "")
+        if len(fields) == 1:
+            lines.append(line)
+        else:
+            lines.append(fields[number - 1] if len(fields) >= number else "")
     return "".join(f"{line}\n" for line in lines)
 
 

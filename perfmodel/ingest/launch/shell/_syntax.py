@@ -343,7 +343,9 @@ class _Parser(WordParser):
                 self.at += 2
                 return Test(tuple(raw_words), line)
             operator = re.match(r"&&|\|\||[()<>|&;]", self.text[self.at : self.at + 2])
-            if operator:
+            # Behind `=~` a bracket begins a group of the expression.
+            is_expression = bool(raw_words and raw_words[-1].parts) and raw_words[-1].parts[0].text == "=~"
+            if operator and not (is_expression and operator[0] == "("):
                 raw_words.append(RawWord((Part("text", operator[0], False, self.line),), self.line))
                 self.at += len(operator[0])
             else:

@@ -136,10 +136,8 @@ def trimmed(value: str, mark: str, pattern: str) -> str:
     return value[:start]
 
 
-def replaced(value: str, text: str) -> str:
-    """Expand `${value/text}`: replace the first match of a pattern, or all matches if the text begins with a slash."""
-    everywhere = text.startswith("/")
-    pattern, _, replacement = text.removeprefix("/").partition("/")
+def replaced(value: str, pattern: str, replacement: str, *, everywhere: bool) -> str:
+    """Expand `${value/pattern/replacement}`: replace the first match of a pattern, or all matches."""
     anchor = pattern[:1] if pattern[:1] in ("#", "%") else ""
     expression = _expression(pattern.removeprefix(anchor))
     if anchor:

@@ -157,9 +157,10 @@ class WordParser:
 
     def double_quoted(self) -> None:
         opened = self.line
-        # `""` is a word too, an empty one.
-        self.literal("", quoted=True)
         self.at += 1
+        # `""` is a word too, an empty one; `"$@"` is none where there are no arguments.
+        if self.char() == '"':
+            self.literal("", quoted=True)
         while self.at < len(self.text):
             if self.char() == '"':
                 self.at += 1

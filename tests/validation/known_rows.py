@@ -1,0 +1,189 @@
+"""Every column of a table of published runs with the words that mean something else, kept in `known_rows.csv`.
+
+Words are those of the public tables, of which each is there once for what it means. After a change that is meant to
+move what is read, they are looked for again (some minutes) by
+
+    PERFMODEL_DATA=... PYTHONPATH=tests:tests/validation python tests/validation/known_rows.py
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stored_figures import Figures, StoredCase, read_cases, write_cases
+
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Transformer
+from perfmodel.validation.rows import Case, Row, read_case, read_rows, rows_of
+
+TABLE = Path(__file__).with_suffix(".csv")
+DENSE: Row = {
+    "case_id": "x",
+    "source": "a table",
+    "model": "m",
+    "family": "llama",
+    "layers": 48,
+    "hidden": 6144,
+    "heads": 64,
+    "kv_heads": 8,
+    "ffn_hidden": 16384,
+    "vocab": 32000,
+    "seq_len": 2048,
+    "device": "A100-SXM4-80GB",
+    "n_devices": 32,
+    "devices_per_node": 8,
+    "intra_link": "NVLink3/NVSwitch",
+    "inter_link": "8x HDR 200 Gbps InfiniBand per node",
+    "dtype": "bf16",
+    "tp": 2,
+    "pp": 4,
+    "dp": 4,
+    "micro_batch": 2,
+    "global_batch": 64,
+    "measured_iter_time_s": 1.42,
+    "status": "ok",
+}
+EXPERTS: Row = {
+    **DENSE,
+    "family": "moe",
+    "model": "e",
+    "n_experts": 8,
+    "top_k": 2,
+    "ep": 4,
+    "pp": 1,
+    "dp": 16,
+    "sequence_parallel": 1,
+    "device": "H100-SXM5-80GB",
+    "framework": "nemo@2025",
+}
+BASES: Mapping[str, Row] = {
+    "dense": DENSE,
+    "megatron": {**DENSE, "framework": "megatron-lm@2022", "vpp": 2, "zero_stage": 1, "recompute": "selective"},
+    "fsdp": {**DENSE, "framework": "fsdp", "tp": 1, "pp": 1, "dp": 32, "zero_stage": 3},
+    "maxtext": {
+        **DENSE,
+        "framework": "maxtext@2024",
+        "device": "TPU-v5e",
+        "intra_link": None,
+        "inter_link": None,
+        "tp": 1,
+        "pp": 1,
+        "dp": 32,
+    },
+    "deepspeed": {**DENSE, "framework": "deepspeed", "tp": 1, "pp": 1, "dp": 32, "zero_stage": 2, "dtype": "fp16"},
+    "experts": EXPERTS,
+    "of the catalog": {
+        name: cell
+        for name, cell in {**DENSE, "model": "llama2-70B", "job.frozen": 1, "job.adapter_rank": 16}.items()
+        if name not in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab")
+    },
+}
+MEASURED = (
+    "measured",
+    "check",
+    "n_runs",
+    "time_run",
+    "memory_",
+    "flops_",
+    "contradictions",
+    "year",
+    "framework_as",
+    "inter_link_as",
+    "url",
+    "source",
+    "case_id",
+    "notes",
+    "status",
+    "layout_source",
+)
+"""Beginnings of the names of columns that do not say what ran."""
+
+
+def facts(case: Case) -> dict[str, float]:
+    """All that a row says: numbers but 0 by their names, and each word as a name that counts one."""
+    # Of framework and cluster what the row chooses: their other figures are the catalog's.
+    network = [(level.name, level.bandwidth_bytes_per_s, level.latency_s) for level in case.cluster.levels]
+    values: dict[str, Any] = {"framework": case.framework.label, "job": case.job, "layout": case.layout}
+    values |= {"device": case.cluster.device.name, "per_node": case.cluster.devices_per_node, "network": network}
+    values |= {"stated": dict.fromkeys(case.stated, True), "assumed": dict.fromkeys(case.assumed, True)}
+    values["contradictions"] = len(case.contradictions)
+    if isinstance(case.model, Transformer):
+        values["model"] = case.model.values()
+    return {name: number for key, value in values.items() for name, number in _numbers(key, value) if number}
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """A value as figures: itself, its entries and fields, or a name that counts one."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _numbers(f"{name}.{key}", entry)
+    elif isinstance(value, tuple | list):
+        for place, entry in enumerate(value):
+            yield from _numbers(f"{name}.{place}", entry)
+    elif isinstance(value, bool | int | float):
+        yield name, float(value)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from _numbers(name, {key: getattr(value, key) for key in value.__dataclass_fields__})
+    elif value:
+        yield "".join(f"{name}.{value}".split()).replace("=", ":")[:80], 1.0
+
+
+def read(row: Row) -> Figures:
+    """What is read of a row."""
+    try:
+        return facts(read_case(row))
+    except PerfModelError as error:
+        return {f"refused.{type(error).__name__}": 1.0}
+
+
+def cases() -> Iterator[StoredCase]:
+    """What is read now of every row of the table."""
+    for case in read_cases(TABLE):
+        change = {} if case.name == case.base else json.loads(case.name)
+        yield StoredCase(case.base, case.name, read({**BASES[case.base], **change}))
+
+
+# --- looking for words --------------------------------------------------------------------------------
+
+MOST_NUMBERS = 2
+"""Most numbers of one column: what is read of one says what is read of all."""
+
+
+def looked_for() -> Iterator[StoredCase]:
+    """Every base with the cells of every column that read otherwise than others."""
+    cells = cells_of_columns(Path(os.environ["PERFMODEL_DATA"]) / "published")
+    for base, row in BASES.items():
+        plain = read(row)
+        yield StoredCase(base, base, plain)
+        for column, values in cells.items():
+            seen = [plain]
+            numbers = 0
+            for value in (None, *values):
+                is_number = isinstance(value, int | float)
+                if is_number and numbers == MOST_NUMBERS:
+                    continue
+                figures = read({**row, column: value})
+                if figures not in seen:
+                    seen.append(figures)
+                    numbers += is_number
+                    yield StoredCase(base, json.dumps({column: value}), figures)
+
+
+def cells_of_columns(folder: Path) -> dict[str, list[Any]]:
+    """All cells of the public tables that say what ran, the shortest first."""
+    cells: dict[str, set[Any]] = {}
+    for file in sorted(folder.rglob("*.csv")):
+        table = read_rows(file)
+        if not {"tp", "n_devices"} <= set(table.columns):
+            continue
+        for row in rows_of(table):
+            for column, value in row.items():
+                if value is not None and not column.startswith(MEASURED) and len(str(value)) <= 120:
+                    cells.setdefault(column, set()).add(value)
+    return {column: sorted(values, key=lambda cell: (len(str(cell)), str(cell))) for column, values in cells.items()}
+
+
+if __name__ == "__main__":
+    write_cases(TABLE, looked_for())
