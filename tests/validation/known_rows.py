@@ -1,7 +1,7 @@
 """Every column of a table of published runs with the words that mean something else, kept in `known_rows.csv`.
 
-Words are those of the public tables, of which each is there once for what it means. After a change that is meant to
-move what is read, they are looked for again (some minutes) by
+Words are those of the public tables and of the vocabularies, of which each is there once for what it means. After a
+change that is meant to move what is read, they are looked for again (some minutes) by
 
     PERFMODEL_DATA=... PYTHONPATH=tests:tests/validation python tests/validation/known_rows.py
 """
@@ -10,13 +10,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from re import _parser  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
 
 from stored_figures import Figures, StoredCase, read_cases, write_cases
 
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Transformer
+from perfmodel.spec import Job, Layout, Transformer, key_fields
 from perfmodel.validation.rows import Case, Row, read_case, read_rows, rows_of
+from perfmodel.validation.rows.vocabulary import DTYPE, LAUNCH_SWITCHES, RECOMPUTE, SCHEDULE, SHARDING
 
 TABLE = Path(__file__).with_suffix(".csv")
 DENSE: Row = {
@@ -154,6 +156,8 @@ MOST_NUMBERS = 2
 def looked_for() -> Iterator[StoredCase]:
     """Every base with the cells of every column that read otherwise than others."""
     cells = cells_of_columns(Path(os.environ["PERFMODEL_DATA"]) / "published")
+    for column, words in (*words_of_columns(), *values_of_keys()):
+        cells[column] = [*cells.get(column, []), *words]
     for base, row in BASES.items():
         plain = read(row)
         yield StoredCase(base, base, plain)
@@ -183,6 +187,63 @@ def cells_of_columns(folder: Path) -> dict[str, list[Any]]:
                 if value is not None and not column.startswith(MEASURED) and len(str(value)) <= 120:
                     cells.setdefault(column, set()).add(value)
     return {column: sorted(values, key=lambda cell: (len(str(cell)), str(cell))) for column, values in cells.items()}
+
+
+def words_of_columns() -> Iterator[tuple[str, list[Any]]]:
+    """Examples of every phrase that a column of words knows, and every switch of a launch."""
+    for phrases, columns in (
+        (DTYPE, ("dtype", "dtype_recipe")),
+        (RECOMPUTE, ("recompute", "recompute_detail")),
+        (SHARDING, ("sharding",)),
+        (SCHEDULE, ("schedule",)),
+    ):
+        words = [word.strip() for phrase in phrases for word in examples(phrase.pattern)]
+        for column in columns:
+            yield column, list(dict.fromkeys(words))
+    yield "launch_and_overlap", [f"{name}={value}" for name in LAUNCH_SWITCHES for value in (1, 0)]
+
+
+def values_of_keys() -> Iterator[tuple[str, list[Any]]]:
+    """Other values of every key of a layout and a job that is a switch or a whole number."""
+    for table, record in (("layout", Layout), ("job", Job)):
+        for name, key in key_fields(record).items():
+            if key.hint in (bool, int):
+                yield f"{table}.{name}", [1, 0] if key.hint is bool else [2, 4]
+
+
+def examples(pattern: str) -> list[str]:
+    """Texts that match a regular expression: each alternative of every part once."""
+    return _examples_of_parts(_parser.parse(pattern))
+
+
+def _examples_of_parts(parts: Any) -> list[str]:
+    choices = [_examples_of_part(*part) for part in parts]
+    usual = [choice[0] for choice in choices]
+    texts = ["".join(usual)]
+    for place, choice in enumerate(choices):
+        for other in choice[1:]:
+            texts.append("".join([*usual[:place], other, *usual[place + 1 :]]))
+    return texts
+
+
+def _examples_of_part(kind: Any, argument: Any) -> list[str]:
+    match str(kind):
+        case "LITERAL":
+            return [chr(argument)]
+        case "BRANCH":
+            return [text for branch in argument[1] for text in _examples_of_parts(branch)]
+        case "SUBPATTERN":
+            return _examples_of_parts(argument[-1])
+        case "MAX_REPEAT" | "MIN_REPEAT":
+            return ["", *_examples_of_parts(argument[2])] if argument[0] == 0 else _examples_of_parts(argument[2])
+        case "IN":
+            return _examples_of_part(*argument[0])
+        case "CATEGORY":
+            return ["4"] if "DIGIT" in str(argument) else ["x"]
+        case "RANGE":
+            return [chr(number) for number in range(argument[0], min(argument[1], argument[0] + 4) + 1)]
+        case _:
+            return [""]
 
 
 if __name__ == "__main__":
