@@ -88,6 +88,13 @@ def hub_names(name: str) -> tuple[str, ...]:
     return (*tries, tries[-1].replace("llama-", "llama"))
 
 
+def every_model() -> Iterator[Model]:
+    """Iterate over the models of the catalog, whatever files and folders have the same names."""
+    table, _ = _catalog()
+    for name in sorted(table):
+        yield table[name]()
+
+
 def models() -> tuple[str, ...]:
     """Names of all models in the catalog."""
     return tuple(sorted(_catalog()[0]))

@@ -8,7 +8,7 @@ change that is meant to move what is read, or a new key, the values are looked f
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -259,7 +259,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         for key, entry in value.items():
             yield from _numbers(f"{name}.{key}", entry)
     elif isinstance(value, bool | int | float):
-        yield name, float(value)
+        yield "".join(name.split()).replace("=", ":"), float(value)
     elif value:
         yield "".join(f"{name}.{value}".split()).replace("=", ":")[:120], 1.0
 
@@ -275,7 +275,7 @@ def read(name: str, settings: Settings) -> Figures:
 def cases() -> Iterator[StoredCase]:
     """What is read now of every file of the table."""
     for case in read_cases(TABLE):
-        name, settings = BASES[case.base]
+        name, settings = BASES[case.base.removeprefix(REFUSED)]
         change = {} if case.name == case.base else json.loads(case.name)
         yield StoredCase(case.base, case.name, read(name, {**settings, **change}))
 
@@ -286,10 +286,14 @@ NUMBERS = (0, 1, 2, 12, -1, 0.5)
 MOST_NUMBERS = 3
 """Most numbers of one key: what is read of one says what is read of all."""
 ON_OFF = (True, False)
+REFUSED = "refused: "
+"""Before the name of a base whose change is refused: such a row has no figures of it."""
 
 
 def looked_for() -> Iterator[StoredCase]:
     """Every base with each value of each key that reads otherwise than others, and such pairs of keys of one rule."""
+    told: set[str] = set()
+    values_of: dict[tuple[str, str], list[Any]] = {}
     for base, (name, settings) in BASES.items():
         plain = read(name, settings)
         yield StoredCase(base, base, plain)
@@ -300,9 +304,13 @@ def looked_for() -> Iterator[StoredCase]:
             for key in rule.keys:
                 if key.startswith(("sbatch", "<")):
                     continue
-                telling[key] = list(_telling_values(name, settings, plain, key, rule))
+                # What says nothing in one file of a format hardly does in another.
+                values = values_of.get((form.name, key))
+                values = [*ON_OFF, *NUMBERS, *sorted(_texts(rule))] if values is None else values
+                telling[key] = list(_telling_values(name, settings, plain, key, values))
+                values_of.setdefault((form.name, key), [True, 2, *(value for value, _ in telling[key])])
                 for value, figures in telling[key] if key not in known else ():
-                    yield StoredCase(base, json.dumps({key: value}), figures)
+                    yield from _new_case(base, {key: value}, plain, figures, told)
             known |= set(rule.keys)
             for (key_a, values_a), (key_b, values_b) in combinations(telling.items(), 2):
                 seen: set[str] = set()
@@ -313,7 +321,17 @@ def looked_for() -> Iterator[StoredCase]:
                     text = str(_changes(plain, figures))
                     if figures != follows and text not in seen and _differs(figures, figures_a, figures_b):
                         seen.add(text)
-                        yield StoredCase(base, json.dumps(change), figures)
+                        yield from _new_case(base, change, plain, figures, told)
+
+
+def _new_case(base: str, change: Settings, plain: Figures, figures: Figures, told: set[str]) -> Iterator[StoredCase]:
+    """A case that changes something else than the same settings did in the bases before."""
+    is_refused = any(name.startswith("refused") for name in figures)
+    text = json.dumps(change)
+    what = f"{base.partition(',')[0]} {text} {'refused' if is_refused else _changes(plain, figures)}"
+    if what not in told:
+        told.add(what)
+        yield StoredCase(f"{REFUSED}{base}" if is_refused else base, text, figures)
 
 
 def _differs(figures: Figures, *others: Figures) -> bool:
@@ -337,12 +355,12 @@ def _sum_of_changes(plain: Figures, a: Figures, b: Figures) -> Figures:
 
 
 def _telling_values(
-    name: str, settings: Settings, plain: Figures, key: str, rule: Rule
+    name: str, settings: Settings, plain: Figures, key: str, values: Sequence[Any]
 ) -> Iterator[tuple[Any, Figures]]:
     """Values of a key, each of which reads otherwise than the file without it and than those before."""
     seen = [plain]
     numbers = 0
-    for value in (*ON_OFF, *NUMBERS, *sorted(_texts(rule))):
+    for value in values:
         is_number = type(value) is not bool and not isinstance(value, str)
         if (is_number and numbers == MOST_NUMBERS) or settings.get(key) == value:
             continue
@@ -364,7 +382,7 @@ def _texts(rule: Rule) -> set[str]:
         seen.add(id(thing))
         match thing:
             case str():
-                if 0 < len(thing) <= 40 and " " not in thing and thing not in rule.keys:
+                if 0 < len(thing) <= 40 and " " not in thing and "$" not in thing and thing not in rule.keys:
                     texts.add(thing)
             case FunctionType():
                 if thing.__module__.startswith("perfmodel.ingest"):

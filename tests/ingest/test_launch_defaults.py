@@ -1,6 +1,7 @@
 """What frameworks do where a launch file says nothing: smallest files, and each default by itself."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,3 +314,14 @@ def test_experts_of_megatron_deepspeed_are_known_by_any_of_its_flags(flag: str) 
 def test_accelerate_starts_one_process_without_a_kind_of_distribution(kind: str, devices: int) -> None:
     launch = parse_launch(ACCELERATE % (kind, ""), "a.yaml")
     assert launch.devices == devices
+
+
+def test_folders_with_names_of_models_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model by its sizes is compared with those of the catalog, and not with what lies beside."""
+    (tmp_path / "gpt2-xl").mkdir()
+    (tmp_path / "llama2-7b").mkdir()
+    for folder in tmp_path.iterdir():
+        (folder / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    _, launch = read("a.sh", MEGATRON % "")
+    assert launch.model.layers == 24

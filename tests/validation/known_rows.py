@@ -9,6 +9,7 @@ change that is meant to move what is read, they are looked for again (some minut
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from re import _parser  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
@@ -103,16 +104,24 @@ MEASURED = (
 """Beginnings of the names of columns that do not say what ran."""
 
 
+NAMED = ("name", "source", "aliases")
+"""Fields of a model that are no sizes."""
+
+
 def facts(case: Case) -> dict[str, float]:
     """All that a row says: numbers but 0 by their names, and each word as a name that counts one."""
     # Of framework and cluster what the row chooses: their other figures are the catalog's.
     network = [(level.name, level.bandwidth_bytes_per_s, level.latency_s) for level in case.cluster.levels]
-    values: dict[str, Any] = {"framework": case.framework.label, "job": case.job, "layout": case.layout}
+    values: dict[str, Any] = {
+        "framework": case.framework.label,
+        "job": replace(case.job, assumed=()),
+        "layout": case.layout,
+    }
     values |= {"device": case.cluster.device.name, "per_node": case.cluster.devices_per_node, "network": network}
     values |= {"stated": dict.fromkeys(case.stated, True), "assumed": dict.fromkeys(case.assumed, True)}
     values["contradictions"] = len(case.contradictions)
     if isinstance(case.model, Transformer):
-        values["model"] = case.model.values()
+        values["model"] = {key: size for key, size in case.model.values().items() if key not in NAMED}
     return {name: number for key, value in values.items() for name, number in _numbers(key, value) if number}
 
 
@@ -125,7 +134,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         for place, entry in enumerate(value):
             yield from _numbers(f"{name}.{place}", entry)
     elif isinstance(value, bool | int | float):
-        yield name, float(value)
+        yield "".join(name.split()).replace("=", ":"), float(value)
     elif hasattr(value, "__dataclass_fields__"):
         yield from _numbers(name, {key: getattr(value, key) for key in value.__dataclass_fields__})
     elif value:
@@ -143,14 +152,17 @@ def read(row: Row) -> Figures:
 def cases() -> Iterator[StoredCase]:
     """What is read now of every row of the table."""
     for case in read_cases(TABLE):
+        row = BASES[case.base.removeprefix(REFUSED)]
         change = {} if case.name == case.base else json.loads(case.name)
-        yield StoredCase(case.base, case.name, read({**BASES[case.base], **change}))
+        yield StoredCase(case.base, case.name, read({**row, **change}))
 
 
 # --- looking for words --------------------------------------------------------------------------------
 
 MOST_NUMBERS = 2
 """Most numbers of one column: what is read of one says what is read of all."""
+REFUSED = "refused: "
+"""Before the name of a base whose change is refused: such a row has no figures of it."""
 
 
 def looked_for() -> Iterator[StoredCase]:
@@ -158,6 +170,7 @@ def looked_for() -> Iterator[StoredCase]:
     cells = cells_of_columns(Path(os.environ["PERFMODEL_DATA"]) / "published")
     for column, words in (*words_of_columns(), *values_of_keys()):
         cells[column] = [*cells.get(column, []), *words]
+    told: set[str] = set()
     for base, row in BASES.items():
         plain = read(row)
         yield StoredCase(base, base, plain)
@@ -169,10 +182,21 @@ def looked_for() -> Iterator[StoredCase]:
                 if is_number and numbers == MOST_NUMBERS:
                     continue
                 figures = read({**row, column: value})
-                if figures not in seen:
-                    seen.append(figures)
-                    numbers += is_number
-                    yield StoredCase(base, json.dumps({column: value}), figures)
+                if figures in seen:
+                    continue
+                seen.append(figures)
+                numbers += is_number
+                is_refused = any(name.startswith("refused") for name in figures)
+                text = json.dumps({column: value})
+                what = f"{text} {'refused' if is_refused else _changes(plain, figures)}"
+                if what not in told:
+                    told.add(what)
+                    yield StoredCase(f"{REFUSED}{base}" if is_refused else base, text, figures)
+
+
+def _changes(plain: Figures, figures: Figures) -> list[tuple[str, float | None]]:
+    names = plain.keys() | figures.keys()
+    return sorted((name, figures.get(name)) for name in names if plain.get(name) != figures.get(name))
 
 
 def cells_of_columns(folder: Path) -> dict[str, list[Any]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, cast, get_args
 
-from perfmodel.ingest.launch._table import Fields
+from perfmodel.ingest.launch._table import BadValue, Fields
 from perfmodel.spec import AdapterModule
 
 _BY_NAME: Final[dict[str, tuple[AdapterModule, ...]]] = {
@@ -97,6 +97,8 @@ def adapter_modules(targets: str | Iterable[str] | None) -> Fields:
         targets = [targets]
     elif isinstance(targets, str):
         targets = targets.replace(",", " ").split()
+    if targets and not isinstance(targets, Iterable):
+        raise BadValue(f"must be names of modules, got {targets!r}")
     names = list(targets or ())
     if not names:
         return {}

@@ -138,7 +138,7 @@ def catalog_model(name: str) -> Model | None:
 def _of_catalog(model: Transformer) -> Model | None:
     expected = shape(model)
     same_shape = []
-    for candidate in map(catalog.model, catalog.models()):
+    for candidate in catalog.every_model():
         if not isinstance(candidate, Transformer):
             continue
         # Sizes first: the shape of a whole model is slow to compare.
