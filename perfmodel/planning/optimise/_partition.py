@@ -18,10 +18,10 @@ from perfmodel.planning.optimise._contiguous import NothingFitsError
 from perfmodel.planning.optimise._pipeline import (
     Certificate,
     KindCosts,
-    busiest_rank_s,
     descend,
     in_pieces,
     neighbours,
+    passes_and_transfers_s,
     spread_bound_s,
 )
 from perfmodel.prediction import (
@@ -57,7 +57,7 @@ class PartitionResult:
     certificate: Certificate
     """Lower bound over all partitions and recompute choices of the space."""
     evaluated: int
-    """Layouts evaluated by full evaluation of the schedule, or ruled out by the work of their busiest rank."""
+    """Layouts that were evaluated in full, or ruled out by the timeline of their passes and transfers alone."""
     seconds: float
 
     @property
@@ -182,8 +182,8 @@ def partition_stages(
             list(dict.fromkeys(start)),
             moves,
             lambda layouts: exact_steps_s(problem, layouts),
-            # Most moves of a layer give one rank more work than the best step takes.
-            bound=lambda layouts: busiest_rank_s(problem, layouts),
+            # Most moves of a layer lengthen the timeline of passes and transfers alone beyond the best step.
+            bound=lambda layouts: passes_and_transfers_s(problem, layouts),
         )
     except NothingFitsError:
         raise LayoutError(

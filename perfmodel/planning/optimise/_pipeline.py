@@ -23,11 +23,13 @@ from perfmodel.planning.optimise._contiguous import (
     relative_gap,
 )
 from perfmodel.prediction import StepProblem, layout_batches
-from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live
+from perfmodel.prediction.composition import StageCosts, one_stage_per_rank, pass_s, program_live, step_programs
+from perfmodel.prediction.phases import in_classes
 from perfmodel.program import Kind, ProgramSpec, stage_blocks
 from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Layout
 from perfmodel.spec.notation import PerRank
+from perfmodel.timeline import makespan_many
 
 T = TypeVar("T")
 CutOnKinds = tuple[tuple[int, ...], PerRank]
@@ -198,9 +200,12 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     return max(least_s, once_s + (spec.micro_batches - warm_up) * share_s)
 
 
-def busiest_rank_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Lower bounds of the step times of layouts that differ in their stages and recomputation alone: the passes of the
-    rank that has most to compute, without layers that are recomputed in full.
+def passes_and_transfers_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+    """Lower bounds of the step times of layouts that differ in their stages and recomputation alone: their timelines
+    with nothing but passes, without layers that are recomputed in full, and the transfers between stages.
+
+    A makespan never falls when a duration rises, so that everything left out (reductions, gathers, updates, and what
+    they slow) can only add to it. Transfers carry the activations of a micro-batch, wherever the stages are cut.
 
     A bound is 0 where passes may overlap or join micro-batches, where several ranks hold a stage, where steps run into
     each other, and on nodes of several kinds. It is infinite where the stages cannot hold the layers so.
@@ -216,21 +221,29 @@ def busiest_rank_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.
         if not spec.scheduler.plain or spec.combines_passes or spec.replicas > 1 or spec.steps > 1:
             continue
 
-        # Seconds of one micro-batch in every block.
-        seconds = pass_s(problem, batch)
-        block_s = seconds[Kind.FORWARD][0]
-        if not spec.is_forward_only:
-            block_s = block_s + seconds[Kind.BACKWARD][0]
+        # All cuts share the program of the base, and the durations of its transfers.
+        ((program, base_s, _),) = step_programs(problem, [base])[0]
+        structure = program.structure
+        is_transfer = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
+        transfers_s = np.where(is_transfer, base_s, 0.0)
+
+        # Seconds of every block in each class; none in classes that are no passes.
+        block_s = np.zeros((structure.n_classes, len(terms.events.kinds)))
+        for kind, (of_kind,) in pass_s(problem, batch).items():
+            block_s[structure.class_kind == kind] = of_kind
+        durations_s = []
+        possible = []
         for i in of_mode:
             try:
-                counts = stage_blocks(terms.events.kinds, spec.n_stages, 1, layouts[i].partition)
+                counts = stage_blocks(terms.events.kinds, spec.n_stages, spec.segments, layouts[i].partition)
             except LayoutError:
                 least_s[i] = np.inf
                 continue
-            # A rank computes all of its stages, for every micro-batch.
-            stage_s = counts.sum(axis=1) @ block_s
-            rank_s = stage_s[spec.stage_map].sum(axis=1)
-            least_s[i] = spec.micro_batches * rank_s.max() * terms.factor
+            blocks = in_classes(structure.class_stage, structure.class_segment, counts)
+            durations_s.append(transfers_s + (blocks * block_s).sum(axis=1) * terms.factor)
+            possible.append(i)
+        if possible:
+            (least_s[possible],) = makespan_many([program.compiled], [np.array(durations_s)])
     return least_s
 
 

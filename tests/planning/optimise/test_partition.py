@@ -13,10 +13,10 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise import (
     balanced,
-    busiest_rank_s,
     partition,
     partition_bound_s,
     partition_stages,
+    passes_and_transfers_s,
     refine,
     spread_bound_s,
 )
@@ -87,7 +87,7 @@ def test_several_stages_per_rank_are_improved_by_moves() -> None:
     assert found.certificate.lower_bound_s <= found.step_time_s < found.given_s
 
 
-def test_moves_that_overload_a_rank_are_ruled_out_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_that_lengthen_the_timeline_are_ruled_out_without_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is found does not depend on it."""
     layout = Layout(tp=2, pp=4, vpp=4)
     evaluated: list[int] = []
@@ -98,30 +98,44 @@ def test_moves_that_overload_a_rank_are_ruled_out_without_evaluation(monkeypatch
 
     monkeypatch.setattr("perfmodel.planning.optimise._partition.evaluate", counted)
     found = partition_stages(fixed_model(layers=32, batch=64), layout)
-    assert sum(evaluated) < 0.6 * found.evaluated
+    assert sum(evaluated) < 0.25 * found.evaluated
     monkeypatch.setattr(
-        "perfmodel.planning.optimise._partition.busiest_rank_s", lambda problem, layouts: np.zeros(len(layouts))
+        "perfmodel.planning.optimise._partition.passes_and_transfers_s", lambda problem, layouts: np.zeros(len(layouts))
     )
     every = partition_stages(fixed_model(layers=32, batch=64), layout)
     assert (every.layout, every.step_time_s, every.evaluated) == (found.layout, found.step_time_s, found.evaluated)
 
 
+def cuts_of(layers: int, stages: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Layers of every stage; the first and the last may have none, as one with only an embedding or a head."""
+    ends = st.lists(st.integers(0, layers), min_size=stages - 1, max_size=stages - 1, unique=True).map(sorted)
+    return ends.map(lambda inner: tuple(np.diff([0, *inner, layers]).tolist()))
+
+
 @given(
     layout=st.sampled_from([
-        Layout(tp=2, pp=3, dp=2),
+        Layout(tp=2, pp=3),
         Layout(tp=2, pp=3, schedule="gpipe", recompute="full"),
         Layout(tp=2, pp=3, dp=2, schedule="zb-h1", recompute="selective"),
         Layout(pp=3, dp=2, zero=3, overlap_param_gather=True, overlap_grad_reduce=True),
+        Layout(tp=2, pp=3, dp=2, zero=1, overlap_param_gather=True, overlap_grad_reduce=True),
+        Layout(tp=2, pp=2, vpp=2, schedule="interleaved", offload=True),
         Layout(tp=2, pp=3, dp=2, schedule="pipedream"),
         Layout(tp=2, pp=3, dp=2, schedule="seq1f1b"),
     ]),
-    sizes=st.sampled_from(all_partitions(9)),
+    framework=st.sampled_from(["generic", "megatron-core", "deepspeed"]),
+    data=st.data(),
 )  # fmt: skip
-def test_no_step_is_shorter_than_the_passes_of_its_busiest_rank(layout: Layout, sizes: tuple[int, int, int]) -> None:
-    problem, cut = fixed_model(), layout.replace(partition=sizes)
-    (least_s,), (step_s,) = busiest_rank_s(problem, [cut]), evaluate(problem, [cut]).step_time_s
+def test_no_step_is_shorter_than_its_passes_and_transfers(layout: Layout, framework: str, data: st.DataObject) -> None:
+    """And where nothing comes beside these, the timeline is little longer."""
+    sizes = data.draw(cuts_of(9, layout.pp * layout.vpp))
+    problem = replace(fixed_model(batch=12), framework=catalog.framework(framework))
+    cut = layout.replace(partition=sizes)
+    (least_s,), (step_s,) = passes_and_transfers_s(problem, [cut]), evaluate(problem, [cut]).step_time_s
     assert 0 <= least_s <= step_s * (1 + 1e-6)
     assert (least_s > 0) == (layout.schedule not in ("pipedream", "seq1f1b"))
+    if layout == Layout(tp=2, pp=3):
+        assert least_s > 0.9 * step_s
 
 
 def test_impossible_ones_are_refused() -> None:
