@@ -37,7 +37,17 @@ def add_command(commands: Any) -> None:
         "calibrate",
         help="measure kernels and collectives on this machine; suggest which run to make; compare two calibrations",
     )
-    # What is measured, with which library, and where the tables go.
+    _add_measured(command)
+    _add_processes(command)
+    _add_model(command)
+    _for_decision.add_flags(command)
+    add_json(command)
+    command.set_defaults(run=_execute)
+    _add_diff(command)
+
+
+def _add_measured(command: argparse.ArgumentParser) -> None:
+    """Add the flags that say what is measured, with which library, and where the tables go."""
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
     command.add_argument(
@@ -57,7 +67,10 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="print the remaining device-minutes without measuring",
     )
-    # Launchers set most of these in the environment; the flags are for processes that nobody launches.
+
+
+def _add_processes(command: argparse.ArgumentParser) -> None:
+    """Add the flags for processes that nobody launches; launchers set most of these in the environment."""
     nodes = command.add_argument_group(
         "several nodes",
         "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md",
@@ -86,7 +99,10 @@ def add_command(commands: Any) -> None:
         metavar="S",
         help="seconds to wait for all processes (default 120)",
     )
-    # Without a plan of the user's own, one is made of the events of a model's layouts.
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a plan that is made of the events of a model's layouts."""
     model = command.add_argument_group("a plan made for a model, instead of --plan")
     add_job_file(command, positional=False, layout=True)
     add_problem(model)
@@ -98,10 +114,10 @@ def add_command(commands: Any) -> None:
         help='layouts whose events are measured, e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; may be repeated',
     )
     model.add_argument("--device", metavar="NAME", help="device that is measured (default: the cluster's)")
-    _for_decision.add_flags(command)
-    add_json(command)
-    command.set_defaults(run=_execute)
-    # `calibrate diff A B` has positional arguments, which the command itself has not: a command of its own below it.
+
+
+def _add_diff(command: argparse.ArgumentParser) -> None:
+    """Add `calibrate diff A B`, a subcommand because `calibrate` itself has no positional arguments."""
     kinds = command.add_subparsers(dest="kind", metavar="diff")
     diff = kinds.add_parser("diff", help="compare two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")

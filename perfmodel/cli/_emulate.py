@@ -1,7 +1,7 @@
 """`perfmodel emulate`: runs a training script as some ranks of an emulated cluster."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from perfmodel.files import data_limit_bytes, read_text
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
-    from perfmodel.emulate import EmulatedCurve, Emulation, Prices
+    from perfmodel.emulate import EmulatedCurve, EmulatedProgram, EmulatedRun, Emulation, Prices
     from perfmodel.spec import Cluster
 
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     """Check the flags, run the emulation, and return its report."""
     from perfmodel import catalog
-    from perfmodel.emulate import Emulation, emulate, emulated_curve
+    from perfmodel.emulate import Emulation, emulate
     from perfmodel.measure import usable_cores
 
     if arguments.measure:
@@ -109,9 +109,27 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
             return _by_class(arguments, emulation, cluster)
         result = emulate(emulation, arguments.out)
 
-    # The report: the run, files, the sweep's curve or the slack of each collective, and the
-    # prediction beside it.
-    report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
+    return {"cluster": cluster.name} | _report_of_run(arguments, result, swept, sweep_s, delays_s, predicted)
+
+
+def _report_of_run(
+    arguments: argparse.Namespace,
+    result: "EmulatedRun",
+    swept: str,
+    sweep_s: Sequence[float],
+    delays_s: Mapping[str, float],
+    predicted: tuple[float, float] | None,
+) -> dict[str, Any]:
+    """Report a run: its figures, its files, the sweep's curve or the slack of each collective, and the prediction.
+
+    Args:
+        swept, sweep_s: the kind of collective whose delay is swept (empty if none), and its delays.
+        delays_s: delays of kinds of collectives that are the same in all iterations.
+        predicted: predicted step and memory, if they are asked for.
+    """
+    from perfmodel.emulate import emulated_curve
+
+    report: dict[str, Any] = result.to_dict()
     delayed_kinds = {*delays_s, swept} if swept else {*delays_s}
     report["never_called"] = _never_called(delayed_kinds, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
@@ -119,7 +137,7 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
         curve = emulated_curve(result, swept, sweep_s, arguments.every)
         report["curve"] = curve.to_dict()
         written += _draw_curve(curve, arguments.png)
-    elif report["iterations"] and network is None:
+    elif report["iterations"] and not arguments.wire:
         report["slack_s"] = _slack(result)
     if predicted is not None and report["iterations"]:
         report["predicted"] = _beside_prediction(report, *predicted)
@@ -182,13 +200,50 @@ def _program(
     delays_s: Mapping[str, float],
 ) -> dict[str, Any]:
     """A program in its text form: JAX kernels of its real ranks, one after another."""
-    import pandas as pd
-
     from perfmodel.emulate import classes_of_program, emulate_program
-    from perfmodel.ingest.tables import write_text
     from perfmodel.ir import parse_function, undistributed
     from perfmodel.ir.execution import random_inputs
 
+    _refuse_flags_of_scripts(arguments)
+    program = undistributed(parse_function(read_text(path, data_limit_bytes())))
+    if program.n_devices != arguments.world_size:
+        raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
+
+    # Ranks of one class do the same, so that one of each is run.
+    report: dict[str, Any] = {}
+    real_ranks = ranks_of(arguments.real_ranks)
+    if arguments.classes is not None:
+        classes = classes_of_program(program)
+        report["classes"] = [list(ranks) for ranks in classes.ranks]
+        real_ranks = classes.representatives
+    inputs = random_inputs(program, arguments.seed)
+    delayed = replace(prices, delays_s=delays_s)
+    runs = [emulate_program(program, inputs, delayed, rank) for rank in real_ranks]
+
+    # A delay of a collective that never ran would otherwise look like one that costs nothing.
+    called: list[str] = []
+    ranks = []
+    for run in runs:
+        called += [kind for kind, across in zip(run.instructions, run.collective, strict=True) if across]
+        ranks.append(
+            {
+                "rank": run.rank,
+                "instructions": len(run.instructions),
+                "step_s": run.step_s,
+                "communication_s": run.communication_s,
+            }
+        )
+    return report | {
+        "cluster": cluster.name,
+        "world_size": arguments.world_size,
+        "ranks": ranks,
+        "never_called": _never_called(delays_s, called),
+        "written": _write_instructions(runs, arguments.out) if arguments.out else [],
+    }
+
+
+def _refuse_flags_of_scripts(arguments: argparse.Namespace) -> None:
+    """Refuse flags that only a script can follow."""
     script_flags = {
         "--straggler": arguments.straggler != 1,
         "--jitter": arguments.jitter is not None,
@@ -205,50 +260,27 @@ def _program(
         raise PerfModelError(
             f"emulate: {', '.join(misplaced)} works only with scripts; a program takes --delay, --set and --out"
         )
-    program = undistributed(parse_function(read_text(path, data_limit_bytes())))
-    classes = classes_of_program(program) if arguments.classes is not None else None
-    if program.n_devices != arguments.world_size:
-        raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
-    inputs = random_inputs(program, arguments.seed)
-    delayed = replace(prices, delays_s=delays_s)
-    real = classes.representatives if classes is not None else ranks_of(arguments.real_ranks)
-    runs = [emulate_program(program, inputs, delayed, rank) for rank in real]
-    ranks = [
-        {
-            "rank": r.rank,
-            "instructions": len(r.instructions),
-            "step_s": r.step_s,
-            "communication_s": r.communication_s,
-        }
-        for r in runs
-    ]
-    written = []
-    if arguments.out:
-        tables = []
-        for r in runs:
-            columns: dict[str, Any] = {
-                "rank": r.rank,
-                "instruction": r.instructions,
-                "collective": r.collective,
-            }
-            for repeat, spans_s in enumerate(r.spans_s):
-                columns[f"repeat{repeat}_s"] = spans_s
-            tables.append(pd.DataFrame(columns))
-        written.append(str(arguments.out / "instructions.csv"))
-        write_text(Path(written[0]), pd.concat(tables).to_csv(index=False))
 
-    # A delay of a collective that never ran would otherwise look like one that costs nothing.
-    called: list[str] = []
-    for r in runs:
-        called += [kind for kind, across in zip(r.instructions, r.collective, strict=True) if across]
-    report = {} if classes is None else {"classes": [list(ranks) for ranks in classes.ranks]}
-    return report | {
-        "cluster": cluster.name,
-        "world_size": arguments.world_size,
-        "ranks": ranks,
-        "never_called": _never_called(delays_s, called),
-        "written": written,
-    }
+
+def _write_instructions(runs: "Sequence[EmulatedProgram]", out: Path) -> list[str]:
+    """Write the times of every instruction in every repeat, rank by rank; return the names of the files."""
+    import pandas as pd
+
+    from perfmodel.ingest.tables import write_text
+
+    tables = []
+    for run in runs:
+        columns: dict[str, Any] = {
+            "rank": run.rank,
+            "instruction": run.instructions,
+            "collective": run.collective,
+        }
+        for repeat, spans_s in enumerate(run.spans_s):
+            columns[f"repeat{repeat}_s"] = spans_s
+        tables.append(pd.DataFrame(columns))
+    file = out / "instructions.csv"
+    write_text(file, pd.concat(tables).to_csv(index=False))
+    return [str(file)]
 
 
 def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster") -> dict[str, Any]:

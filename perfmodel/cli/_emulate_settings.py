@@ -25,7 +25,19 @@ _SWEPT_EVERY: Final = 4
 
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Add all flags but the script."""
-    # The job as the script sees it, and the ranks that really run.
+    _add_ranks(command)
+    _add_answers(command)
+    _add_prices(command)
+    _add_faults(command)
+    _add_sweep(command)
+    _add_run(command)
+    _add_predicted_job(command)
+    command.set_defaults(devices=None)
+    require(command, "world_size", "cluster")
+
+
+def _add_ranks(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the world that the script sees, and of the ranks that really run."""
     command.add_argument(
         "--world-size",
         type=int,
@@ -44,7 +56,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="real ranks exchange no data; they only wait for one another",
     )
-    # How emulated ranks answer: inside the real ranks' processes, or with messages over a network.
+
+
+def _add_answers(command: argparse.ArgumentParser) -> None:
+    """Add the flags that choose how emulated ranks answer: in the real ranks' processes or over a network."""
     command.add_argument(
         "--wire",
         action="store_true",
@@ -62,7 +77,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="K",
         help="group identical ranks (after two trial iterations) and run one per group, K at a time",
     )
-    # How long collectives take. A table or function of the user's own replaces the calibration.
+
+
+def _add_prices(command: argparse.ArgumentParser) -> None:
+    """Add the flags of collective times: from the calibration, or from a table or function of the user."""
     command.add_argument(
         "--calibration",
         type=Path,
@@ -100,7 +118,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         positional=False,
         layout=True,
     )
-    # What goes wrong on emulated ranks: slow ones, ones that vary, one that dies.
+
+
+def _add_faults(command: argparse.ArgumentParser) -> None:
+    """Add the flags of faults: slow ranks, ranks whose times vary, a rank that dies."""
     command.add_argument(
         "--straggler",
         type=float,
@@ -119,7 +140,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="RANK@CALL",
         help="make an emulated rank fail at the CALL-th collective of all ranks",
     )
-    # One run of the script tries all delays of a sweep, a few iterations each.
+
+
+def _add_sweep(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a sweep, in which one run of the script tries all delays, a few iterations each."""
     command.add_argument(
         "--sweep",
         metavar="KIND=FIRST:LAST:COUNT",
@@ -134,7 +158,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
     command.add_argument("--seed", type=int, default=0, help="seed of the jitter (default 0)")
-    # How the run itself is carried out and written down.
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the run itself: cores, time limit and output folder."""
     command.add_argument(
         "--pin",
         action="store_true",
@@ -148,7 +175,10 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="stop if a rank makes no call for this long",
     )
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and the timeline (Perfetto)")
-    # A model and a layout make the same step a prediction, to compare with.
+
+
+def _add_predicted_job(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the model and layout whose predicted step the run is compared with."""
     command.add_argument(
         "--model",
         help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction",
@@ -159,8 +189,6 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
     command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="element type (default fp32)")
-    command.set_defaults(devices=None)
-    require(command, "world_size", "cluster")
 
 
 def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":

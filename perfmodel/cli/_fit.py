@@ -30,7 +30,33 @@ def add_command(commands: Any) -> None:
         "fit",
         help="train cost models from tables of measurements, of runs, or from a profile",
     )
-    # What is fitted to: tables of kernels and collectives, whole runs, logs of runs, a profile.
+    _add_measurements(command)
+    # Runs and profiles correct a calibration; tables make one.
+    command.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="calibration that --runs, --log or --profile corrects (default: TABLEs, else the shipped one)",
+    )
+    _add_site_fit(command)
+    command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
+    command.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="calibration directory to write",
+    )
+    command.add_argument("--family", metavar="F", help="fit only this op family")
+    command.add_argument("--seed", type=int, default=0)
+    add_job_file(command, positional=False, layout=True)
+    add_problem(command)
+    add_json(command)
+    command.set_defaults(run=_execute)
+
+
+def _add_measurements(command: argparse.ArgumentParser) -> None:
+    """Add the flags of measurements to fit to: tables of kernels and collectives, whole runs, logs, a profile."""
     command.add_argument(
         "tables", nargs="*", type=Path, metavar="TABLE", help="table of measurements (csv, csv.gz or parquet)"
     )
@@ -59,14 +85,10 @@ def add_command(commands: Any) -> None:
         metavar="SECONDS",
         help="with --profile: seconds of a step without the profiler",
     )
-    # Runs and profiles correct a calibration; tables make one.
-    command.add_argument(
-        "--base",
-        type=Path,
-        metavar="DIR",
-        help="calibration that --runs, --log or --profile corrects (default: TABLEs, else the shipped one)",
-    )
-    # Published runs say nothing of the user's own machine: they give what holds for a site that nobody has measured.
+
+
+def _add_site_fit(command: argparse.ArgumentParser) -> None:
+    """Add the flags of a fit to published runs, which gives the constants of a site that nobody has measured."""
     command.add_argument(
         "--sites",
         action="store_true",
@@ -79,20 +101,6 @@ def add_command(commands: Any) -> None:
         metavar="SOURCE",
         help="with --sites: source (name or prefix) that does not state its settings; repeatable",
     )
-    command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
-    command.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="calibration directory to write",
-    )
-    command.add_argument("--family", metavar="F", help="fit only this op family")
-    command.add_argument("--seed", type=int, default=0)
-    add_job_file(command, positional=False, layout=True)
-    add_problem(command)
-    add_json(command)
-    command.set_defaults(run=_execute)
 
 
 def _execute(arguments: argparse.Namespace) -> int:

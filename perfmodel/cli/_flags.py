@@ -122,8 +122,18 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
     """Add the flags for model, cluster (or `clusters`), job and launch file."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face id or config.json, or TOML")
-    # Comparing clusters needs several, each with its number of devices.
-    if clusters:
+    _add_cluster(command, several=clusters)
+    _add_global_batch(command, several=batches)
+    add_seq_len(command)
+    add_dtype(command)
+    _add_job_defaults(command)
+    _add_fine_tuning(command)
+    add_framework(command)
+
+
+def _add_cluster(command: argparse._ActionsContainer, *, several: bool) -> None:
+    """Add the flags of the machine; comparing clusters takes several, each with its number of devices."""
+    if several:
         command.add_argument(
             "--clusters",
             metavar="C[:N],...",
@@ -144,8 +154,11 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
             metavar="N",
             help="devices used (default: what the layout needs)",
         )
-    # A search may rank several batches together; everything else predicts one.
-    if batches:
+
+
+def _add_global_batch(command: argparse._ActionsContainer, *, several: bool) -> None:
+    """Add the flag of the global batch; a search may rank several together."""
+    if several:
         command.add_argument(
             "--global-batch",
             "--batches",
@@ -155,9 +168,10 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         )
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
-    add_seq_len(command)
-    add_dtype(command)
-    # What the step computes and in which precision. Whatever is left out, the framework decides.
+
+
+def _add_job_defaults(command: argparse._ActionsContainer) -> None:
+    """Add the flags of what the step computes and in which precision, which the framework decides by default."""
     command.add_argument(
         "--mode", choices=("train", "inference"), help="predict a training step or a forward pass (default train)"
     )
@@ -183,7 +197,10 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         metavar="M[,M...]",
         help=f"modules for recompute=selective: {', '.join(get_args(RecomputeModule))} (default: core_attn)",
     )
-    # Fine-tuning.
+
+
+def _add_fine_tuning(command: argparse._ActionsContainer) -> None:
+    """Add the flags of weights that are not trained, and of adapters."""
     command.add_argument(
         "--freeze",
         choices=("embedding", "all"),
@@ -195,7 +212,6 @@ def add_problem(command: argparse._ActionsContainer, batches: bool = False, clus
         metavar="R",
         help="LoRA rank on the attention projections; freezes all other weights",
     )
-    add_framework(command)
 
 
 _OF_JOB: Final = ("optimizer", "grad_dtype", "recompute_modules")

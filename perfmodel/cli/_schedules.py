@@ -57,7 +57,22 @@ def add_command(commands: Any) -> None:
         "schedules", help="compare pipeline schedules: time, bubble, memory, staleness"
     )
     add_pipeline(command)
-    # Stages that all take the same time, in units of the user's choice.
+    _add_equal_stages(command)
+    _add_model_stages(command)
+    _add_studies(command)
+    command.add_argument("--out", type=Path, metavar="FILE", help="write the order (text) or the training curves (csv)")
+    command.add_argument(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="draw the schedules, or the training curves",
+    )
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
+
+
+def _add_equal_stages(command: argparse.ArgumentParser) -> None:
+    """Add the flags of stages that all take the same time, in units of the user's choice."""
     command.add_argument(
         "--micro-batches", type=int, default=16, metavar="M", help="micro-batches per step (default 16)"
     )
@@ -67,7 +82,10 @@ def add_command(commands: Any) -> None:
         help="times of a chunk's forward pass, input gradient and weight gradient, such as 1,1,1",
     )
     add_job_file(command, positional=False, layout=True)
-    # Or the stages of a model on a cluster, in seconds.
+
+
+def _add_model_stages(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the stages of a model on a cluster, in seconds."""
     command.add_argument(
         "--model",
         help="predict this model (or JOB.toml) instead of equal stages; needs --cluster, --layout and --global-batch",
@@ -79,7 +97,10 @@ def add_command(commands: Any) -> None:
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     add_seq_len(command)
     add_dtype(command)
-    # An order of the user's own limit on memory, and what stale weights do to training.
+
+
+def _add_studies(command: argparse.ArgumentParser) -> None:
+    """Add the flags of an order under a limit on memory, and of training under stale weights."""
     command.add_argument(
         "--optimise",
         type=int,
@@ -111,15 +132,6 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--seeds", type=int, default=3, metavar="S", help="with --accuracy: number of training runs (default 3)"
     )
-    command.add_argument("--out", type=Path, metavar="FILE", help="write the order (text) or the training curves (csv)")
-    command.add_argument(
-        "--png",
-        type=Path,
-        metavar="FILE",
-        help="draw the schedules, or the training curves",
-    )
-    add_json(command)
-    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

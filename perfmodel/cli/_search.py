@@ -1,7 +1,9 @@
 """`perfmodel search`: finds the best layouts under an objective and constraints."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.cli._programs import add_values, search_program
 from perfmodel.cli._search_flags import add_search, options_of, run_of, space_of, tariff_of
 from perfmodel.cli._show import emit, note, written
-from perfmodel.cli._yours import advice, own_layout
+from perfmodel.cli._yours import advice, predict_user_layout
 from perfmodel.display import new_console, progress
 from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Problem
@@ -88,8 +90,6 @@ def _execute(arguments: argparse.Namespace) -> int:
         PerfModelError: what stands in the way of every layout.
         KeyboardInterrupt: the search was interrupted; what it reached is shown before.
     """
-    from perfmodel.planning.layouts import print_search
-
     # A program and a Pareto front are searches of their own.
     if arguments.program:
         return search_program(arguments)
@@ -104,14 +104,11 @@ def _execute(arguments: argparse.Namespace) -> int:
     result = _searched(arguments)
     report = result.to_dict()
     problem = problem_of(arguments, quiet=True)
-    your_layout = own_layout(arguments)
+    user_layout = predict_user_layout(arguments)
     change = None
-    if your_layout is not None:
-        if your_layout.prediction:
-            report["yours"] = your_layout.prediction.to_dict()
-        else:
-            report["yours"] = {"reasons": [your_layout.why_not]}
-        change = advice(arguments, problem, your_layout, result)
+    if user_layout is not None:
+        report["yours"] = user_layout.to_dict()
+        change = advice(arguments, problem, user_layout, result)
     if change is not None:
         report["change"] = change.to_dict()
 
@@ -123,18 +120,12 @@ def _execute(arguments: argparse.Namespace) -> int:
     run_summary = _add_training_runs(arguments, problem, result, report)
 
     # The ranking comes first: nothing that goes wrong with a file may lose it.
-    files = _write_files(arguments, report)
     has_answer = bool(result.layouts) or (result.complete and not result.impossible)
+    files = _write_files(arguments, report)
     if arguments.json or has_answer:
         command = predict_command(arguments, result.first_to_try) if result.layouts else ""
-
-        def show() -> None:
-            if your_layout is not None:
-                print(your_layout.line)
-            print_search(new_console(), result, command, run_summary, verbose=arguments.verbose)
-            written(files)
-
-        emit(arguments, report, show)
+        head = "" if user_layout is None else user_layout.line
+        emit(arguments, report, partial(_show, arguments, result, head, command, run_summary, files))
 
     # Files of an interrupted search's best layout would be mistaken for those of the best.
     if result.complete and result.layouts:
@@ -154,6 +145,23 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not result.complete:
         raise KeyboardInterrupt(result.certificate)
     return 0
+
+
+def _show(
+    arguments: argparse.Namespace,
+    result: "SearchResult",
+    head: str,
+    command: str,
+    run_summary: Sequence[str],
+    files: Sequence[str],
+) -> None:
+    """Print the ranking below a line on the user's own layout, if there is one, then the names of files."""
+    from perfmodel.planning.layouts import print_search
+
+    if head:
+        print(head)
+    print_search(new_console(), result, command, run_summary, verbose=arguments.verbose)
+    written(files)
 
 
 def _script_of_recommended(arguments: argparse.Namespace, result: "SearchResult") -> _Script:

@@ -42,51 +42,9 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="number of devices for the layouts of --sweep",
     )
-    # What the server is asked: lengths of prompts and answers, and how many at once.
-    command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="length of each prompt")
-    command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="length of each answer")
-    command.add_argument(
-        "--batch",
-        type=int,
-        metavar="B",
-        help="requests in flight over all replicas (default: as many as fit and meet the latency limits, which "
-        "default to 1 s for the first token and 50 ms for each later one)",
-    )
-    command.add_argument(
-        "--batching",
-        default="continuous",
-        choices=("continuous", "static"),
-        help="continuous: a new request starts when another ends; static: all start and end together",
-    )
-    # Element types: of products, and of what lies in memory, which may be narrower.
-    command.add_argument(
-        "--dtype",
-        type=dtype_name,
-        choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"),
-        help="element type of matrix multiplications",
-    )
-    command.add_argument(
-        "--weight-dtype",
-        type=dtype_name,
-        default="",
-        metavar="TYPE",
-        help="narrower element type for the weights in memory: fp8, int8, int4 or fp4 (default: --dtype)",
-    )
-    command.add_argument(
-        "--kv-dtype",
-        type=dtype_name,
-        default="",
-        metavar="TYPE",
-        help="element type of the key-value cache, e.g. fp8 (default: 16 bits)",
-    )
-    # Limits decide how many requests are in flight, unless --batch does.
-    for flag, description in (("ttft", "time to first token"), ("tpot", "time per output token")):
-        command.add_argument(
-            f"--{flag}-limit",
-            type=_time,
-            metavar="TIME",
-            help=f"longest {description}, in seconds, or as 50ms",
-        )
+    _add_requests(command)
+    _add_dtypes(command)
+    _add_limits(command)
     command.add_argument(
         "--step-overhead",
         type=_time,
@@ -109,6 +67,60 @@ def add_command(commands: Any) -> None:
     add_calibration(command)
     add_json(command)
     command.set_defaults(run=_serve)
+
+
+def _add_requests(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the requests: lengths of prompts and answers, and how many are in flight."""
+    command.add_argument("--prompt-tokens", type=sequence_length, metavar="N", help="length of each prompt")
+    command.add_argument("--output-tokens", type=sequence_length, metavar="N", help="length of each answer")
+    command.add_argument(
+        "--batch",
+        type=int,
+        metavar="B",
+        help="requests in flight over all replicas (default: as many as fit and meet the latency limits, which "
+        "default to 1 s for the first token and 50 ms for each later one)",
+    )
+    command.add_argument(
+        "--batching",
+        default="continuous",
+        choices=("continuous", "static"),
+        help="continuous: a new request starts when another ends; static: all start and end together",
+    )
+
+
+def _add_dtypes(command: argparse.ArgumentParser) -> None:
+    """Add the element types of matrix products, and of weights and cache in memory, which may be narrower."""
+    command.add_argument(
+        "--dtype",
+        type=dtype_name,
+        choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"),
+        help="element type of matrix multiplications",
+    )
+    command.add_argument(
+        "--weight-dtype",
+        type=dtype_name,
+        default="",
+        metavar="TYPE",
+        help="narrower element type for the weights in memory: fp8, int8, int4 or fp4 (default: --dtype)",
+    )
+    command.add_argument(
+        "--kv-dtype",
+        type=dtype_name,
+        default="",
+        metavar="TYPE",
+        help="element type of the key-value cache, e.g. fp8 (default: 16 bits)",
+    )
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    """Add the limits on latency, which decide how many requests are in flight unless `--batch` does."""
+    for flag, description in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        command.add_argument(
+            f"--{flag}-limit",
+            type=_time,
+            metavar="TIME",
+            help=f"longest {description}, in seconds, or as 50ms",
+        )
 
 
 def _serve(arguments: argparse.Namespace) -> int:

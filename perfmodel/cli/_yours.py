@@ -19,7 +19,7 @@ _SAME: Final = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnLayout:
+class UserLayout:
     """The layout of the launch file of --from."""
 
     prediction: "Prediction | None"
@@ -37,17 +37,21 @@ class OwnLayout:
         interval = f"90 %: {duration(p.step_time_lo_s)} to {duration(p.step_time_hi_s)}"
         return f"yours: {duration(p.step_time_s)} per step ({interval})\n  {memory_words(p)}\n  {p.layout_notation}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: the prediction, or the reasons why it has none."""
+        return {"reasons": [self.why_not]} if self.prediction is None else self.prediction.to_dict()
 
-def own_layout(arguments: argparse.Namespace) -> OwnLayout | None:
+
+def predict_user_layout(arguments: argparse.Namespace) -> UserLayout | None:
     """Predict the launch file's own layout, with flags overriding the file; None if it has none."""
     # A layout that cannot be predicted is still the user's: say why, and go on with the search.
     launch: Launch | None = arguments.launch
     if launch is None or launch.layout is None:
         return None
     try:
-        return OwnLayout(prediction=predicted(arguments, launch.layout, quiet=True))
+        return UserLayout(prediction=predicted(arguments, launch.layout, quiet=True))
     except PerfModelError as error:
-        return OwnLayout(prediction=None, why_not=str(error))
+        return UserLayout(prediction=None, why_not=str(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +88,17 @@ class Advice:
 def advice(
     arguments: argparse.Namespace,
     problem: Problem,
-    your_layout: OwnLayout,
+    user_layout: UserLayout,
     result: "SearchResult",
 ) -> Advice | None:
     """The settings to change in the launch file; None if its layout has no prediction or the search found nothing."""
     from perfmodel.ingest.launch import changed_settings
 
-    if your_layout.prediction is None or not result.layouts:
+    if user_layout.prediction is None or not result.layouts:
         return None
 
     # Batches may differ between both, so that times are compared per sequence.
-    before, after = your_layout.prediction, result.first_to_try
+    before, after = user_layout.prediction, result.first_to_try
     gain = 1 - after.step_time_s / after.global_batch / (before.step_time_s / before.global_batch)
 
     # The framework of the launch file may be unable to run the recommended layout. The gain is reported anyway.

@@ -27,6 +27,7 @@ from perfmodel.viz._style import (
 from perfmodel.viz.over_time import memory_lines
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SIDE: Final = (Stream.DATA_COMM, Stream.OFFLOAD, Stream.RELOAD)
@@ -68,7 +69,6 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     row_of_whole_in = max(0.05, min(0.17, 2.2 / ranks))
     row_of_last_in = max(0.07, min(0.17, 3.9 / ranks))
     rows_in = [row_of_whole_in, row_of_last_in][-len(views) :]
-    chunks = stage_chunks(prediction)
     heights = [ranks * row_in for row_in in rows_in]
 
     # Heights in inches: rows, axes and titles, then legend and the memory panel.
@@ -76,38 +76,21 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     figure = new_figure(width, sum(heights) + 0.42 * len(views) + legend_and_memory_in)
     axes = figure.subplots(len(views) + 1, 1, squeeze=False, height_ratios=[*heights, 0.75])[:, 0]
 
-    # The first view shows all, without numbers. Shades of chunks are kept for the view in which
+    # The first view shows all, without numbers. Shades of chunks are left to the view in which
     # they can be told apart.
-    for axis, (lo_s, hi_s), row_in in zip(axes, views, rows_in, strict=False):
-        per_s, unit = time_unit(hi_s - lo_s)
-        last = hi_s == views[-1][1]
-        boxes = _boxes(drawn, chunks if last else chunks[:, :1], per_s, numbered=last)
-        shares = draw_boxes(axis, boxes, lo_s * per_s, hi_s * per_s, row_in)
+    chunks = stage_chunks(prediction)
+    for axis, view, row_in in zip(axes, views, rows_in, strict=False):
+        last = view is views[-1]
+        notes = ["the whole step"] if view is views[0] else [_enlarged(view)]
+        notes += _draw_view(axis, drawn, chunks if last else chunks[:, :1], view, row_in, numbered=last)
         device_ticks(axis, ranks, "pipeline rank")
-        notes = ["the whole step"]
-        if (lo_s, hi_s) != views[0]:
-            notes = [f"enlarged: {(hi_s - lo_s) * per_s:.3g} {unit} of it"]
-        if any(text.get_text() for text in axis.texts):
-            notes.append("numbers: micro-batches")
-        if shares:
-            notes.append("rows of thin boxes: shares of the time")
         axis.set_title(wrapped("; ".join(notes), int(14 * WIDTHS_IN[width])), pad=3)
-        axis.set_xlabel(f"time in {unit}" if len(views) == 2 else "")
-    # A bar above the whole step marks the part that is enlarged below.
+        axis.set_xlabel(f"time in {time_unit(view[1] - view[0])[1]}" if len(views) == 2 else "")
     if len(views) == 2:
-        ends = tuple(at_s * time_unit(end_s)[0] for at_s in views[1])
-        axes[0].plot(
-            ends,
-            (0, 0),
-            color="black",
-            linewidth=2,
-            solid_capstyle="butt",
-            clip_on=False,
-            transform=axes[0].get_xaxis_transform(),
-        )
-    memory_lines(axes[-1], prediction, end_s)
+        _mark(axes[0], views[1], end_s)
 
     # Then the memory panel on the same axis of time, titles and legend.
+    memory_lines(axes[-1], prediction, end_s)
     set_title(
         figure,
         f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout_notation}",
@@ -118,6 +101,54 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
     legend_below(figure, handles, [*labels, "critical path"], handler_map=side_by_side)
     return figure
+
+
+def _draw_view(
+    axis: "Axes",
+    drawn: Slices,
+    chunks: Int[np.ndarray, "devices chunks"],
+    view: tuple[float, float],
+    row_in: float,
+    *,
+    numbered: bool,
+) -> list[str]:
+    """Draw the boxes of a timeline between two times; return notes on what a reader sees there.
+
+    Args:
+        view: first and last second.
+        row_in: height of a rank's row in inches.
+        numbered: write the numbers of micro-batches where they fit.
+    """
+    start_s, end_s = view
+    per_s, _ = time_unit(end_s - start_s)
+    boxes = _boxes(drawn, chunks, per_s, numbered=numbered)
+    shows_shares = draw_boxes(axis, boxes, start_s * per_s, end_s * per_s, row_in)
+    notes = []
+    if any(text.get_text() for text in axis.texts):
+        notes.append("numbers: micro-batches")
+    if shows_shares:
+        notes.append("rows of thin boxes: shares of the time")
+    return notes
+
+
+def _enlarged(view: tuple[float, float]) -> str:
+    """The note on the part of a step that is enlarged."""
+    per_s, unit = time_unit(view[1] - view[0])
+    return f"enlarged: {(view[1] - view[0]) * per_s:.3g} {unit} of it"
+
+
+def _mark(axis: "Axes", view: tuple[float, float], end_s: float) -> None:
+    """Mark the part of the whole step that is enlarged below by a bar above it."""
+    per_s, _ = time_unit(end_s)
+    axis.plot(
+        [at_s * per_s for at_s in view],
+        (0, 0),
+        color="black",
+        linewidth=2,
+        solid_capstyle="butt",
+        clip_on=False,
+        transform=axis.get_xaxis_transform(),
+    )
 
 
 def write_gantt(prediction: Prediction, path: Path | str, width: Width = "page") -> None:

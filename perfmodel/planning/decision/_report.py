@@ -131,29 +131,10 @@ def report(
     problem_fields |= {"global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices}
     problem = catalog.problem(model, cluster, job=job, framework=framework, **problem_fields)
     if layout:
-        laid_out, _ = layout_of(problem, layout)
-        predictions = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
-        about: dict[str, Any] = {"kind": "prediction"}
-        best: list[float] = []
-        recommended = 0
+        chosen = _one_layout(problem, layout, calibration, strict=options.strict)
     else:
-        result = search(
-            problem,
-            space=space,
-            options=options,
-            calibration=calibration,
-            progress=progress,
-        )
-        if not result.layouts:
-            raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
-        predictions, about = result.layouts, _account(result)
-        best = result.robustness.best.tolist() if result.robustness else []
-        # The recommended layout may be slower than all of these, but likelier to fit.
-        if result.first_to_try not in predictions:
-            predictions = (*predictions, result.first_to_try)
-            if best:
-                best.append(0.0)
-        recommended = predictions.index(result.first_to_try)
+        chosen = _searched(problem, space, options, calibration, progress)
+    predictions = chosen.predictions
 
     # For each layout: its sensitivity to the machine's parameters, and the cost of training with it.
     machine, checked = _turned_by_batch(problem, calibration, predictions, report_progress)
@@ -161,50 +142,111 @@ def report(
     runs = []
     for i, (p, batch_problem) in enumerate(zip(predictions, jobs, strict=True)):
         report_progress("cost and failures", i, len(predictions))
-        runs.append(
-            training_run(
-                p,
-                batch_problem,
-                tariff=options.tariff,
-                reliability=reliability,
-                pue=pue,
-                calibration=calibration,
-            )
+        run = training_run(
+            p, batch_problem, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration
         )
-    data = rows(predictions, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
+        runs.append(run)
 
     # The page shows commands, for which it needs the job as flags. Callers from Python have none, so they are derived
     # from the problem.
     flags = flags or _flags(problem)
-    jobs_and_layouts = list(zip(jobs, predictions, strict=True))
-
-    # Launch files and timelines are large, so only the first layouts have them.
-    launched = jobs_and_layouts[:LAUNCHED]
-    launch = []
-    for i, (batch_problem, p) in enumerate(launched):
-        report_progress("launch files", i, len(launched))
-        launch.append(launch_files(batch_problem, p.layout))
-    timelines = []
-    for i, (batch_problem, p) in enumerate(jobs_and_layouts[:TIMELINES]):
-        report_progress("timelines", i, TIMELINES)
-        timelines.append(_timeline(batch_problem, calibration, p))
     return DecisionReport(
-        about
-        | data
+        chosen.account
+        | rows(predictions, runs, machine, chosen.probability_best)
         | {
+            "machine": machine.to_dict() | {"checked": checked},
             "job": _job(problem, predictions[0]),
-            "recommended": recommended,
+            "recommended": chosen.recommended,
             "price": runs[0].usd_per_device_hour,
             "price_source": runs[0].price_source,
             "tokens": runs[0].tokens,
             "flags": shlex.join(flags),
             "measured_by": shlex.join(_of_calibrate(flags)),
-            "launch": launch,
-            "timelines": timelines,
+            "launch": _launch_files_of_first(jobs, predictions, report_progress),
+            "timelines": _timelines_of_first(jobs, predictions, calibration, report_progress),
             "clusters": [],
             "profile": None,
         }
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layouts:
+    """The layouts of a report, and where they come from."""
+
+    predictions: tuple[Prediction, ...]
+    account: dict[str, Any]
+    """The part of the page that says how they were chosen."""
+    probability_best: Sequence[float] = ()
+    """Probability of each layout to be the best; empty for a single layout."""
+    recommended: int = 0
+    """Place of the recommended layout."""
+
+
+def _one_layout(
+    problem: Problem, layout: catalog.StatedLayout, calibration: Path | str | None, *, strict: bool
+) -> _Layouts:
+    """Predict the layout that the user states."""
+    complete_layout, _ = layout_of(problem, layout)
+    prediction = explain(step_problem_of(problem, calibration), complete_layout, strict=strict)
+    return _Layouts(predictions=(prediction,), account={"kind": "prediction"})
+
+
+def _searched(
+    problem: Problem,
+    space: SearchSpace | Callable[[Problem], SearchSpace] | None,
+    options: SearchOptions,
+    calibration: Path | str | None,
+    progress: Report | None,
+) -> _Layouts:
+    """Search for the best layouts.
+
+    Raises:
+        PerfModelError: no layout is possible.
+    """
+    result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
+    if not result.layouts:
+        raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
+    predictions = result.layouts
+    probability_best = result.robustness.best.tolist() if result.robustness else []
+
+    # The recommended layout may be slower than all of these, but likelier to fit.
+    if result.first_to_try not in predictions:
+        predictions = (*predictions, result.first_to_try)
+        if probability_best:
+            probability_best.append(0.0)
+    return _Layouts(
+        predictions=predictions,
+        account=_account(result),
+        probability_best=probability_best,
+        recommended=predictions.index(result.first_to_try),
+    )
+
+
+def _launch_files_of_first(
+    jobs: Sequence[Problem], predictions: Sequence[Prediction], report_progress: Report
+) -> list[list[dict[str, str]]]:
+    """Launch files of the first layouts only, because they are large."""
+    launched = predictions[:LAUNCHED]
+    files = []
+    for i, (batch_problem, prediction) in enumerate(zip(jobs, launched, strict=False)):
+        report_progress("launch files", i, len(launched))
+        files.append(launch_files(batch_problem, prediction.layout))
+    return files
+
+
+def _timelines_of_first(
+    jobs: Sequence[Problem],
+    predictions: Sequence[Prediction],
+    calibration: Path | str | None,
+    report_progress: Report,
+) -> list[str]:
+    """Pages of the timelines of the first layouts only, because they are large."""
+    timelines = []
+    for i, (batch_problem, prediction) in enumerate(zip(jobs, predictions[:TIMELINES], strict=False)):
+        report_progress("timelines", i, TIMELINES)
+        timelines.append(_timeline(batch_problem, calibration, prediction))
+    return timelines
 
 
 def _turned_by_batch(

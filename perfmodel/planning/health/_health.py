@@ -205,20 +205,17 @@ def check_run(
         progress("causes", 0, 1)
 
     # Known sites scatter about the prediction, so that a healthy run lies somewhere in its
-    # interval.
+    # interval. The share of them that would be faster follows a normal law of the logarithm.
     deviation = log_deviation(expected)
-
-    # Causes that the log itself shows (checkpoints, slow steps, options that differ) come first. Hidden faults explain
-    # the remaining time.
     excess = log_ratio(series.usual_s, expected.step_time_s)
+    slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
+
     timers = _timers(log, job.problem.job.global_batch, expected)
     small_batch = _small_batch(series, step_problem, intended)
     observed = _observed(log, series, expected, deviation, job, timers, small_batch)
     logged_causes = shown_causes(series, log.format, timers, expected, option_causes(step_problem, job, expected))
-    beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
-    explained_s = sum(cause.explains_s for cause in logged_causes if cause.name not in beside_usual_step)
 
-    # Hidden faults share what the shown causes leave of the excess.
+    # Hidden faults share what the causes that the log shows leave of the excess.
     candidates = faults(
         step_problem,
         intended,
@@ -227,15 +224,9 @@ def check_run(
         small_batch=None if small_batch is None else small_batch.global_batch,
     )
     hidden, no_fault = weigh(observed, candidates)
-    left_s = max(0.0, observed.most_explained_s - explained_s)
-    guessed = _guessed_causes(hidden, logged_causes, left_s, series if observed.jump is not None else None)
-
-    # The share of known sites that would be faster: a normal law of the logarithm.
-    slower_than = 0.5 * (1 + erf(excess / deviation / sqrt(2)))
-    causes = _worth_naming(logged_causes, guessed, _WORTH_NAMING * expected.step_time_s)
+    guessed_causes = _guessed_causes(hidden, logged_causes, observed, series)
+    causes = _worth_naming(logged_causes, guessed_causes, _WORTH_NAMING * expected.step_time_s)
     fault = next((cause for cause in causes if _is_certain(cause, expected.step_time_s)), None)
-    probability = {cause.name: cause.probability * cause.explains_s for cause in causes}
-    counter = observed.peak_counter
     return RunHealth(
         log=log.path,
         format=log.format,
@@ -247,32 +238,39 @@ def check_run(
         fault=fault,
         no_fault_probability=no_fault,
         causes=tuple(causes),
-        next_measurement=most_telling(probability).text if causes else "",
+        next_measurement=_next_measurement(causes),
         undecided=_undecided(causes, log, series),
         typical_site_s=expected.step_time_s,
         good_site_s=expected.step_time_s * exp(-_GOOD_SITE * deviation),
         contradictions=tuple(contradiction.sentence for contradiction in job.contradictions),
         remarks=_remarks(job, log, series, expected, step_problem.flops),
         peak_bytes=observed.peak_bytes,
-        peak_counter=counter,
-        expected_peak_bytes=expected.memory_counted_bytes.get(counter),
+        peak_counter=observed.peak_counter,
+        expected_peak_bytes=observed.expected_peak_bytes,
         timers=timers,
     )
 
 
-def _guessed_causes(
-    hidden: Sequence[Likely], logged_causes: Sequence[Cause], left_s: float, jumping: StepSeries | None
-) -> list[Cause]:
-    """Turn likely hidden faults into causes, except those that the log shows anyhow.
+def _next_measurement(causes: Sequence[Cause]) -> str:
+    """The measurement that tells the causes apart best, each weighted by the seconds that it is expected to cost."""
+    if not causes:
+        return ""
+    return most_telling({cause.name: cause.probability * cause.explains_s for cause in causes}).text
 
-    Args:
-        left_s: seconds of a step that the shown causes leave to explain.
-        jumping: steps that take longer from one of them on, which is then what the faults explain.
-    """
+
+def _guessed_causes(
+    hidden: Sequence[Likely], logged_causes: Sequence[Cause], observed: Observed, series: StepSeries
+) -> list[Cause]:
+    """Turn likely hidden faults into causes, except those that the log shows anyhow."""
+    # Faults explain what the shown causes leave of the usual step. Where steps take longer from one of them on, it is
+    # this jump that faults explain.
+    beside_usual_step = (CHECKPOINTS, EVALUATIONS, SLOWS_DOWN)
+    explained_s = sum(cause.explains_s for cause in logged_causes if cause.name not in beside_usual_step)
+    left_s = max(0.0, observed.most_explained_s - explained_s)
     begins = ""
-    if jumping is not None and jumping.drift is not None:
-        left_s = jumping.drift_s
-        begins = f"if it begins at step {jumping.drift.at_step:,}; "
+    if observed.jump is not None and series.drift is not None:
+        left_s = series.drift_s
+        begins = f"if it begins at step {series.drift.at_step:,}; "
     named = {cause.name for cause in logged_causes}
     guessed = []
     for likely in hidden:

@@ -103,6 +103,17 @@ class Evaluated:
     complete: bool
     """Whether bounds rule out every layout that was not evaluated; False after an interrupt."""
 
+    @property
+    def satisfying(self) -> int:
+        """Number of layouts that satisfy the constraints: the first ones, since the values of all others are
+        infinite."""
+        return int(np.isfinite(self.value).sum())
+
+    @property
+    def distinct_satisfying(self) -> Int[np.ndarray, " some"]:
+        """Places of the layouts that satisfy the constraints and do not repeat a better one."""
+        return self.distinct[self.distinct < self.satisfying]
+
 
 def evaluate(
     score: Score,

@@ -15,14 +15,15 @@ is not misled where the model is wrong of one source, as the marginal likelihood
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction.sites import CLASSES, DEGREES
-from perfmodel.prediction.sites.known_runs import OUTLIERS, standard_nodes
+from perfmodel.prediction.sites.known_runs import OUTLIERS
 from perfmodel.validation.population._folds import Folds, PaddedFolds, team_folds
+from perfmodel.validation.population._scatter import LeftOut, OwnParts, scattered_errors
 
 LEVELS: Final[tuple[str, ...]] = (
     "everywhere",
@@ -142,43 +143,6 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
     return total
 
 
-class OwnParts(NamedTuple):
-    """Covariances [runs, runs] specific to a source, without noise.
-
-    They are apart because a source scatters by two scales (`Scales` of `perfmodel.prediction.sites.known_runs`), of
-    which each multiplies one part.
-    """
-
-    level: Any
-    """Part from factors of the source and the site, which no scale of a site multiplies."""
-    left_open: Any
-    """Part from what each run leaves open, which no scale of a site multiplies."""
-    within: Any
-    """Part from settings, events and layouts near one another: multiplied by the scale within the source."""
-    repeats: Any
-    """Part from repeats of one layout: multiplied by the scale of a run's own."""
-
-    @property
-    def fixed(self) -> Any:
-        """Covariance that no scale of a site multiplies."""
-        return self.level + self.left_open
-
-    @property
-    def scatter(self) -> Any:
-        """Covariance of differences between runs of a source: all parts except the level."""
-        return self.left_open + self.within + self.repeats
-
-    def scaled(self, level_scale: Any, scale: Any, noise: Any) -> Any:
-        """Covariance with noise, by the scales of each run's source.
-
-        Args:
-            level_scale, scale: scales of level and scatter [runs].
-            noise: variance of each run's noise, of which `scale` takes part [runs].
-        """
-        xp = self.level.__array_namespace__()
-        return self.level * level_scale[:, None] + self.scatter * scale[:, None] + xp.diag(noise * scale)
-
-
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
     """Return the covariances that are specific to a source.
 
@@ -207,19 +171,6 @@ def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> OwnParts:
         within=same_source * near + same_site * by_degree,
         repeats=same_source * (same_layout * hyper["layout"] ** 2),
     )
-
-
-class LeftOut(NamedTuple):
-    """Each run's prediction without its fold."""
-
-    residual: Any
-    """log(measured / predicted) [runs] beyond the posterior mean given the other folds."""
-    shared: Any
-    """Posterior covariance [runs, runs] of the part that runs share with other sources; 0 between folds."""
-    own_parts: OwnParts
-    """Covariances of the part that is specific to each source."""
-    noise: Any
-    """Independent variance of each run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,76 +282,15 @@ class Score:
         """Negative log score of the weighted sources, plus the weak prior of the hyperparameters."""
         import jax
         import jax.numpy as jnp
-        from jax.scipy.special import logsumexp
 
-        residual, shared, parts, noise = self.left_out(State(vector, level_scale, scale, weight))
-        fixed = shared + parts.fixed
-        hyper = unpack(vector)
-        *nodes, heavy = standard_nodes()
-
-        # Sources scatter by unknown scales of their own: a quadrature over two log-normal scales,
-        # for what layouts share and for what is a run's own.
-        scales = [jnp.exp(2 * hyper["scatter"][at] * node) for at, node in enumerate(nodes)]
-        prior = np.log(heavy)[:, None]
-
-        def unconditional(index: Any, there: Any) -> Any:
-            """Mean log score of a source's runs when none is known."""
-            fixed_of = jnp.diag(fixed)[index]
-            within_of = jnp.diag(parts.within)[index]
-            repeats_of = jnp.diag(parts.repeats)[index]
-            variance = fixed_of + scales[0][:, None] * within_of + scales[1][:, None] * (repeats_of + noise)
-
-            # The density of a mixture: that of every node, weighted by how likely the node is.
-            log = logsumexp(_log_normal(residual[index], variance) + prior, axis=0)
-            return jnp.where(there, log, 0.0).sum() / there.sum()
-
-        def conditional(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
-            """Mean log score of a source's other runs given the drawn ones."""
-            # The known runs themselves are not predicted, nor is padding.
-            is_unknown = there.at[drawn].set(False)
-
-            # The source's block of every part; every node multiplies the parts by its own scales.
-            block = (index[:, None], index)
-            fixed_part, within_part, repeats_part = (part[block] for part in (fixed, parts.within, parts.repeats))
-            noise_part = noise * jnp.eye(len(index))
-
-            def condition(scale: Any, own_scale: Any) -> tuple[Any, Any]:
-                """Log likelihoods of the known runs in sequence, and of the others given them."""
-
-                def given(state: tuple[Any, Any, Any], run: Any) -> tuple[tuple[Any, Any, Any], None]:
-                    """Condition the remaining runs on one more known run: a step of Gaussian elimination."""
-                    covariance, remainder, log = state
-                    with_run = covariance[:, run]
-                    # A source with too few runs has none to divide by; its score is not counted.
-                    variance = jnp.where(enough, with_run[run], 1.0)
-                    log = log + _log_normal(remainder[run], variance)
-                    gain = with_run / variance
-                    return (covariance - gain[:, None] * with_run, remainder - gain * remainder[run], log), None
-
-                covariance = fixed_part + scale * within_part + own_scale * (repeats_part + noise_part)
-                start = (covariance, residual[index], jnp.zeros(()))
-                (covariance, remainder, log), _ = jax.lax.scan(given, start, drawn)
-                # Known runs have no remaining error and are not predicted.
-                variance = jnp.where(is_unknown, jnp.diag(covariance), 1.0)
-                return log, _log_normal(remainder, variance)
-
-            # Bayes' rule over the nodes: one under which the known runs are likely counts more
-            # for the others.
-            likely, log = jax.vmap(condition)(*scales)
-            likely = likely[:, None] + prior
-            log = logsumexp(log + likely, axis=0) - logsumexp(likely)
-
-            # A source with too few runs scores 0.
-            log = jnp.where(is_unknown, log, 0.0)
-            return jnp.where(enough, log.sum() / jnp.maximum(is_unknown.sum(), 1), 0.0)
-
+        errors = scattered_errors(self.left_out(State(vector, level_scale, scale, weight)), unpack(vector)["scatter"])
         members, there = jnp.asarray(self.members), jnp.asarray(self.there)
 
         # Score each source as a whole unseen site, and after 1, 3 and 8 of its runs.
-        score = jax.vmap(unconditional)(members, there) @ counted
+        score = jax.vmap(errors.score_unseen)(members, there) @ counted
         for drawn, enough in self.known.values():
-            each = jax.vmap(jax.vmap(conditional, (None, None, None, 0)))(members, there, enough, drawn)
-            score += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
+            score_given = jax.vmap(jax.vmap(errors.score_given, (None, None, None, 0)))
+            score += _GIVEN_WEIGHT * score_given(members, there, enough, drawn).mean(axis=1) @ counted
 
         # A weak log-normal prior holds hyperparameters that few sources tell of near their start.
         first = np.log(np.concatenate([*START.values()]))
@@ -475,12 +365,6 @@ def _inverse() -> Callable[[Any], Any]:
         return of_matrix, -of_matrix @ tangents[0] @ of_matrix
 
     return inverse
-
-
-def _log_normal(error: Any, variance: Any) -> Any:
-    import jax.numpy as jnp
-
-    return -0.5 * (error**2 / variance + jnp.log(2 * jnp.pi * variance))
 
 
 def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:

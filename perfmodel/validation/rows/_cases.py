@@ -13,7 +13,7 @@ from perfmodel import catalog
 from perfmodel.calibration import Run
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout, check_machine
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Transformer
 from perfmodel.spec.notation import written
 from perfmodel.units import GB
 from perfmodel.validation.rows._cells import (
@@ -43,7 +43,7 @@ from perfmodel.validation.rows._layout_words import (
 )
 from perfmodel.validation.rows._model import model_of
 from perfmodel.validation.rows._own_runs import has_words_of_predict, own_run, require_words
-from perfmodel.validation.rows._recipe import recipe_of
+from perfmodel.validation.rows._recipe import RowRecipe, recipe_of
 from perfmodel.validation.rows._stated import stated_job, stated_layout, with_layout_keys
 from perfmodel.validation.rows._words import (
     adapter_rank_of,
@@ -145,31 +145,16 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
 
     preset = recipe_of(row, run_framework, model, cluster.device, dtype)
     layout_text = stated_layout(row, spread, model, run_framework, preset)
-    # Where the data sheet has no host link, nobody knows what copies to the host cost, so they are left out.
-    unknown_offload = offloads_activations(row) and cluster.device.host_bandwidth_bytes_per_s is None
-    if offloads_activations(row) and not unknown_offload:
-        if isinstance(model, Transformer) and spread.pp == 1 and recompute_of(row) != "full":
-            # All layers but one: the backward of the last one begins at once.
-            layout_text += f",offload_layers={model.layers - 1}"
-        else:
-            layout_text += ",offload=true"
+    layout_text += _stated_offload(row, model, cluster.device, spread.pp)
     layout_text = with_layout_keys(layout_text, keys.get("layout", {}), run_name)
     layout, _ = run_framework.layout(layout_text, model)
     if layout.devices != count(row, "n_devices", layout.devices):
         raise Unusable("degrees do not multiply to the devices")
 
-    # Batch, length and element type have stood in plain columns since `with_plain_columns`.
-    job_fields = stated_job(row, run_framework, preset, dtype)
-    for name, value in job_values(keys.get("job", {}), run_name).items():
-        if name not in ("global_batch", "seq_len", "dtype"):
-            job_fields[name] = value
+    job_keys = keys.get("job", {})
+    job_fields = _job_fields(row, run_framework, preset, dtype, job_keys, run_name)
     job = run_framework.job(
-        model,
-        cluster.device,
-        global_batch=spread.global_batch,
-        seq_len=seq_len,
-        dtype=dtype,
-        **job_fields,
+        model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **job_fields
     )
     check_machine(cluster, job, layout.devices, "the run")
 
@@ -178,9 +163,9 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         "seq_len": assumed_length,
         "dtype": stated_dtype.is_assumed,
         "schedule": schedule_of(row).is_one_of_several and spread.pp > 1,
-        COPIES_TO_HOST: unknown_offload or leaves_policy_open(row),
+        COPIES_TO_HOST: _offloads_at_unknown_cost(row, cluster.device) or leaves_policy_open(row),
         CONVERSATIONS: may_pack_conversations(row) and job.mode == "train" and not job.varied_lengths,
-        "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in keys.get("job", {}),
+        "adapter_rank": adapter_rank_of(row) is not None and "adapter_rank" not in job_keys,
     }
     assumed = (
         *described.assumed,
@@ -196,12 +181,6 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *filter(None, [stated_dtype.contradiction]),
         *_contradictions_of_sizes(row, model, cluster),
     )
-
-    # Graphs count as stated only where the row or its recipe speaks of the launch at all.
-    names_graphs = "cuda_graphs" in preset.job or "cuda_graphs" in keys.get("job", {})
-    named_fields = frozenset(job_fields)
-    if not text(row, "launch_and_overlap") and not names_graphs:
-        named_fields -= {"cuda_graphs"}
     return Case(
         case_id=text(row, "case_id"),
         model=model,
@@ -212,8 +191,51 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         assumed=assumed,
         contradictions=tuple(dict.fromkeys(contradictions)),
         stated_layout=layout_text,
-        stated_job=named_fields,
+        stated_job=_named_fields(row, job_fields, {**preset.job, **job_keys}),
     )
+
+
+def _offloads_at_unknown_cost(row: Row, device: Device) -> bool:
+    """Whether a run copies activations to the host over a link that the device's data sheet leaves out."""
+    return offloads_activations(row) and device.host_bandwidth_bytes_per_s is None
+
+
+def _stated_offload(row: Row, model: Model, device: Device, pipeline_ranks: int) -> str:
+    """The part of a layout's notation that says which activations a run copies to the host; empty if none, or if
+    nobody knows what the copies cost."""
+    if not offloads_activations(row) or _offloads_at_unknown_cost(row, device):
+        return ""
+    if isinstance(model, Transformer) and pipeline_ranks == 1 and recompute_of(row) != "full":
+        # All layers but one: the backward of the last one begins at once.
+        return f",offload_layers={model.layers - 1}"
+    return ",offload=true"
+
+
+def _job_fields(
+    row: Row,
+    framework: Framework,
+    preset: RowRecipe,
+    dtype: str,
+    job_keys: Mapping[str, Any],
+    run_name: str,
+) -> dict[str, Any]:
+    """The fields of the job that a row states in words, in its recipe and in `job.*` columns, the last before the
+    others."""
+    fields = stated_job(row, framework, preset, dtype)
+    # Batch, length and element type have stood in plain columns since `with_plain_columns`.
+    for name, value in job_values(job_keys, run_name).items():
+        if name not in ("global_batch", "seq_len", "dtype"):
+            fields[name] = value
+    return fields
+
+
+def _named_fields(row: Row, job_fields: Mapping[str, Any], stated_settings: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the job's fields that the run states; CUDA graphs only where the row or its recipe speaks of the launch
+    at all."""
+    fields = frozenset(job_fields)
+    if text(row, "launch_and_overlap") or "cuda_graphs" in stated_settings:
+        return fields
+    return fields - {"cuda_graphs"}
 
 
 def _with_degrees_of_devices(row: Row) -> Row:
