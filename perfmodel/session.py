@@ -27,7 +27,7 @@ class Cache:
 
     Args:
         most: size of all values together that is kept, in the unit of `size`.
-        size: of a value; by default each counts as one.
+        size: function that returns the size of a value; by default each counts as one.
     """
 
     def __init__(self, most: float, size: Callable[[Any], float] = lambda value: 1.0) -> None:

@@ -158,7 +158,7 @@ def quantity_text(value: float, kind: str) -> str:
     """Write a quantity as `parse_quantity` reads it, in the unit that makes it shortest: `25GB/s`, `50us`.
 
     Args:
-        value: in SI units.
+        value: value in SI units.
         kind: one of `QUANTITY_KINDS`.
     """
     texts: list[str] = []

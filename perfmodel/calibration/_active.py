@@ -194,7 +194,7 @@ def select(
 
     Args:
         steps: the layouts of interest.
-        pool: what can be measured: those layouts' events, or a grid of shapes around them.
+        pool: kernels and collectives that can be measured: those layouts' events, or a grid of shapes around them.
         measure: measures a batch.
         base: prices before anything is measured.
         target_half_width: half-width of the 90 % interval of every step time, as a share, at which to stop.

@@ -144,10 +144,10 @@ def calibrate_model(
     continues from the rows there. `perfmodel fit` makes a calibration from the tables.
 
     Args:
-        wanted: from `model_plan`; its calibration prices events before they are measured.
+        wanted: the result of `model_plan`; its calibration prices events before they are measured.
         target_half_width: half-width of every layout's 90 % interval, as a share of the step time, at which to stop.
         budget: measurements at most.
-        run: what measures a plan.
+        run: function that measures a plan.
         progress: called after every batch.
 
     Raises:

@@ -143,7 +143,7 @@ def calibrate_end_to_end(
     with gradients through the timeline.
 
     Args:
-        runs: what was run and measured; a dozen layouts say more than a dozen repeats of one.
+        runs: measured runs; a dozen layouts say more than a dozen repeats of one.
         out: calibration directory to leave the parameters in, for `calibration=` of every prediction.
         base: calibration directory whose cost models the runs correct; the shipped one by default.
         strict: refuse runs that contradict the tables.

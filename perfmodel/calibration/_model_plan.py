@@ -155,7 +155,7 @@ def model_plan(
 
     Args:
         framework: the training framework, as in `perfmodel.predict`.
-        device: what the tables' `device` column will say; the cluster's device if not given.
+        device: text of the tables' `device` column; the cluster's device if not given.
         calibration: directory made by `perfmodel fit`, which predicts how long running and measuring take.
         nodes: how many nodes are at hand; with 1, collectives between nodes are left unmeasured.
         iterations: steps for which a layout would be run to know its step time.

@@ -113,7 +113,7 @@ def explain_profile(
     Args:
         problem: model, cluster and job that were profiled, as `catalog.problem` makes it.
         layout: the layout that ran.
-        profile: as `read_profile` gives it, or files of ranks: all of a job's, or some.
+        profile: the result of `read_profile`, or files of all ranks of a job, or of some.
         format: format of the files.
         calibration: directory made by `perfmodel fit` whose prediction it is.
         most: number of differences to name at most.

@@ -229,7 +229,7 @@ def part_named(stated: DeviceWords, parts: Mapping[str, PartNames]) -> str | Non
     """The catalog name of the device that the words identify; None if there is none or several.
 
     Args:
-        parts: by name, what its names say.
+        parts: parts of each device's names, by device name.
     """
     # An exact name wins. Else every part that fits is a candidate, and of several the chip's usual one.
     for name, part in parts.items():

@@ -64,7 +64,7 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
     """Read a job file and apply `KEY=VALUE` changes such as `job.seq_len=4096` or `layout.tp=4`.
 
     Args:
-        path: of the file; without one the changes are all there is.
+        path: path of the file; without one the job consists of the changes alone.
         changes: keys with dots; values as TOML has them, or plain text.
 
     Raises:
@@ -85,7 +85,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
     """A job file from its parsed TOML, or from a row of a table whose columns are keys of job files.
 
     Args:
-        place: its name in messages.
+        place: name of the file in messages.
         folder: base of relative paths in it.
 
     Raises:
@@ -211,8 +211,8 @@ def _with_schedule_below(layout: Any, folder: Path | None, place: str) -> Any:
     Whoever writes a job file must not choose what else is read: only the command line names any file.
 
     Args:
-        layout: as it stands in the file, a table or text.
-        folder: that a schedule's file must lie below; None where none may be read.
+        layout: the file's layout, a table or text.
+        folder: folder that a schedule's file must lie below; None where none may be read.
 
     Raises:
         PerfModelError: the schedule is in a file elsewhere.

@@ -320,7 +320,7 @@ def _remaining(remaining: "RemainingTime", rows: int) -> "Iterator[Callable[[Poi
     On a terminal it draws a bar, elsewhere it writes a line to stderr now and then.
 
     Args:
-        rows: of the plan, those measured earlier too.
+        rows: rows of the plan, including those measured earlier.
     """
     last_s = -inf
     with progress("calibrate") as report:

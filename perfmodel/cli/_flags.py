@@ -294,7 +294,7 @@ def predict_command(arguments: argparse.Namespace, prediction: "Prediction", clu
     """The command line that repeats this prediction.
 
     Args:
-        cluster: what names the cluster on a command line, where `arguments` name several.
+        cluster: name of the cluster on the command line, where `arguments` name several.
     """
     flags = job_flags(arguments)
     if cluster:

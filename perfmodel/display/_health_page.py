@@ -25,9 +25,9 @@ def health_html(values: Mapping[str, Any], steps: Sequence[int], step_s: Sequenc
     """A checked run, as notebooks show it.
 
     Args:
-        values: of `RunHealth.to_dict`.
+        values: result of `RunHealth.to_dict`.
         steps: numbers of the steps after the warm-up.
-        step_s: their times.
+        step_s: seconds of each of these steps.
     """
     measured, predicted = values["measured"], values["predicted"]
     interval = f"{duration(predicted['step_time_lo_s'])} to {duration(predicted['step_time_hi_s'])}"
@@ -54,7 +54,7 @@ def health_page(title: str, body: str) -> str:
     """Return `health_html` as a self-contained page.
 
     Args:
-        title: of the page.
+        title: title of the page.
         body: HTML.
     """
     return (

@@ -82,7 +82,7 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     """Step time, rates and memory; breakdown, memory, critical path and origin of the times fold open.
 
     Args:
-        values: of `Prediction.to_dict`.
+        values: result of `Prediction.to_dict`.
         timeline: HTML of the timeline, if there is one.
     """
     step_s, capacity = values["step_time_s"], values["memory_capacity_bytes"]
@@ -130,7 +130,7 @@ def search_html(values: Mapping[str, Any]) -> str:
     """The ranked layouts, each folding open to its prediction, and why others were rejected.
 
     Args:
-        values: of `SearchResult.to_dict`.
+        values: result of `SearchResult.to_dict`.
     """
     # The table first; the recommended layout's whole prediction folds open below.
     layouts = values["layouts"]
@@ -178,7 +178,7 @@ def whatif_html(values: Mapping[str, Any]) -> str:
     """Step time before and after, and what 10 % more of each parameter would change.
 
     Args:
-        values: of `WhatIf.to_dict`.
+        values: result of `WhatIf.to_dict`.
     """
     before, after = values["before"], values["after"]
     changed = ", ".join(values["settings"]) or "no setting"

@@ -47,7 +47,7 @@ def timeline_page(
             `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch;
             `inside`, which may be missing, a place in `inside`, or -1.
         kinds: colour and name of each kind.
-        memory: of each device `in_use_bytes`, constant between its `time_s`, drawn below; none leaves it out.
+        memory: `in_use_bytes` of each device, constant between its `time_s`, drawn below; left out if empty.
         inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`, `time_s`, `count`, and
             `group` of those that communicate.
     """
@@ -110,7 +110,7 @@ def decision_page(data: Mapping[str, Any]) -> str:
     """The page of a search or of one layout: a table to sort and filter, and the details of the selected layout.
 
     Args:
-        data: as `planning.decision.DecisionReport.data` has it.
+        data: values of `planning.decision.DecisionReport.data`.
     """
     scripts = ("page", "report_values", "report_table", "report_scatter", "report_layout", "report")
     job = data["job"]
@@ -121,7 +121,7 @@ def calibration_page(data: Mapping[str, Any]) -> str:
     """The page of a calibration: errors by group, predictions beside measurements, what to measure next.
 
     Args:
-        data: as `validation.CalibrationReport.data` has it.
+        data: values of `validation.CalibrationReport.data`.
     """
     name = data["calibration"]
     title = "The shipped calibration" if name == "shipped" else f"Calibration {name}"

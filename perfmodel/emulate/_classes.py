@@ -79,8 +79,8 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
     Every rank is run for two iterations, its calls answered at once.
 
     Args:
-        emulation: of the script; its real ranks, wire and prices are of no matter.
-        cluster: that it is emulated on.
+        emulation: emulation of the script; its real ranks, wire and prices are ignored.
+        cluster: the emulated cluster.
         at_once: how many ranks are real together.
 
     Raises:

@@ -56,7 +56,7 @@ class Core:
         """
         Args:
             torch: the module.
-            copies_per_s: of a core where processor times of collectives were measured; 0: whatever this one does.
+            copies_per_s: speed of the core on which processor times of collectives were measured; 0 for this core.
                 Work is then the same number of copies, and takes longer while this core is slower than that one
                 (shared with others, or at a lower clock), as the library's own work would.
         """
@@ -82,8 +82,8 @@ class Core:
         A collective's messages follow one another, so what the core does for others meanwhile comes on top.
 
         Args:
-            begin_s: on `time.perf_counter`.
-            delay_s: what it takes on an idle core.
+            begin_s: start of the work on `time.perf_counter`.
+            delay_s: duration of the work on an idle core.
             core_s: processor time of it.
             thread_s: this thread's processor time when the collective's first work began.
             waits: the script's own thread, which would only wait, may watch the clock.

@@ -46,8 +46,8 @@ def emulate_program(
     Args:
         program: distributed over at least two devices.
         inputs: whole inputs by name, as for `perfmodel.ir.execution.run`.
-        prices: of the emulated cluster.
-        rank: which one is real.
+        prices: collective prices of the emulated cluster.
+        rank: the real rank.
         repeats: timed runs after one that compiles.
 
     Raises:

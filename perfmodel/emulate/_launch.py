@@ -90,7 +90,7 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
     """Run the script to its end as the real ranks of its emulated world.
 
     Args:
-        emulation: what to run.
+        emulation: the script, its world and its conditions.
         out: folder for what the ranks record; by default a temporary one that goes when it has been read.
 
     Raises:

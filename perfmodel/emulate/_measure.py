@@ -50,13 +50,13 @@ def measure_prices(
     """Measure collectives between local processes, each on its own core if possible.
 
     Args:
-        world_size: ranks.
-        kinds: of collectives.
-        sizes: bytes, sized as in `perfmodel.ops.Collective`.
-        calls: of each kind and size, after some computing each.
-        hosts: of the ranks, one each; by default they share this one.
-        prices: of an emulated cluster; then rank 0 alone is real, and what is measured is the emulation.
-        wire: likewise, with the other ranks on the wire.
+        world_size: number of ranks.
+        kinds: kinds of collectives to measure.
+        sizes: sizes in bytes, as in `perfmodel.ops.Collective`.
+        calls: number of calls of each kind and size; every call follows some computation.
+        hosts: one host per rank; by default all share this one.
+        prices: prices of an emulated cluster; then rank 0 alone is real, and the emulation itself is measured.
+        wire: network to emulated ranks that exchange real messages; then, too, rank 0 alone is real.
 
     Returns:
         collective, ranks, bytes, time_s, core_s (processor time of rank 0's process per call), means of calls; jitter

@@ -236,8 +236,8 @@ def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -
     """Read files, and look up the function that takes one kind of content from what was read.
 
     Args:
-        paths: of one format.
-        format: its name; `auto` takes that of the first file.
+        paths: files of one format.
+        format: name of the format; `auto` takes that of the first file.
         content: field of `Reader` that has the function.
         kind: kind of formats, for messages.
 

@@ -109,7 +109,7 @@ def add_gradients(builder: Builder, loss: str, wrt: Sequence[str], ranks: RankVa
         builder: holds the forward pass.
         loss: a scalar.
         wrt: values whose gradients are wanted.
-        ranks: what the ranks hold, if the program is that of one of them; all must have the same loss.
+        ranks: contents of the ranks, if the program is that of one of them; all must have the same loss.
 
     Returns:
         Name of each wanted gradient.

@@ -237,7 +237,7 @@ def model_program(
     """A multi-layer perceptron or a transformer of GPT-2's architecture, one training step or one forward pass.
 
     Args:
-        model: of the catalog.
+        model: model of the catalog.
         batch: samples, or sequences of `seq_len` tokens (default: the model's).
         dtype: element type of everything.
 

@@ -110,11 +110,11 @@ def search_programs(
     20,000 instructions per second, also for K = 128.
 
     Args:
-        program: on one device; its data have batch axes.
+        program: program of one device; its data have batch axes.
         devices: shared out among D, T and P, which all divide them.
         micro_batches: K of pipelines; others take the batch at once.
-        schedule: of pipelines that train.
-        timer: of kernels and collectives; default: that of the cluster's cost models.
+        schedule: schedule of pipelines that train.
+        timer: times of kernels and collectives (default: those of the cluster's cost models).
 
     Raises:
         PerfModelError: a program that is distributed already or has no batch.

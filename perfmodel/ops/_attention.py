@@ -126,7 +126,7 @@ def _features(xp: Any, x: Shape, machine: Machine, waves: Any, split: Any, reach
     """Features of every row of fused attention for the regressor.
 
     Args:
-        waves: of blocks of queries over the multiprocessors.
+        waves: number of waves in which the multiprocessors work through the blocks of queries.
         split: waves of blocks of keys, as decoding kernels have them.
         reach: keys that a query sees.
         moved_kv: elements of keys and values that are read.

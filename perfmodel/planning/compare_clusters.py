@@ -177,12 +177,12 @@ def compare_problems(
     with it.
 
     Args:
-        problems: with numbers of devices.
+        problems: problems with numbers of devices.
         by: one of `ORDERS`; clusters of unknown price or power come last.
-        tokens: to train on.
+        tokens: number of tokens to train on.
         prices: US dollars per device and hour in place of the catalog's, by name of a cluster or device.
         pue: power usage effectiveness of the sites.
-        reliability: of the devices; that of published runs if not given.
+        reliability: failure rates of devices; those of published runs if not given.
         space: tells which layouts to try; `default_space` if not given.
         calibration, strict, min_fit, progress: as for `search`; the layout of a cluster is the recommended one.
 
@@ -283,7 +283,7 @@ def clusters_named(
     Args:
         clusters: catalog names, TOML files, names of devices (of which the reference system is taken), or `Cluster`
             objects; `NAME:N` says how many devices.
-        devices: of the clusters that do not say it; of several numbers each.
+        devices: number of devices of clusters that do not state one; several numbers are all tried.
 
     Raises:
         UnknownNameError: neither a cluster nor a device.

@@ -289,8 +289,8 @@ def rank_upgrades(
     """Compute the time saved by improving each parameter of the machine on its own.
 
     Args:
-        question: what to lay out; its space is searched again on every machine, exactly.
-        share: by how much a bandwidth, a rate or the memory is raised, and a latency lowered.
+        question: job and layouts; its space is searched again on every machine, exactly.
+        share: share by which a bandwidth, a rate or the memory is raised, and a latency lowered.
         prices: price of each such upgrade, in any unit; upgrades without a price are not ranked by money.
         progress: called with the name of each stage and how far it is.
 

@@ -131,7 +131,7 @@ def goodput(
         problem: whose weights and optimizer states a checkpoint holds; every device writes as much of them.
         layout: one that the problem can have.
         step_time_s: checkpoints are at least a step apart.
-        reliability: of the devices; that of published runs if not given.
+        reliability: failure rates of devices; those of published runs if not given.
 
     Raises:
         PerfModelError: failures come so often that nothing is ever kept.
@@ -227,8 +227,8 @@ def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart
 
     Args:
         interval_s: training between checkpoints.
-        stall_s: for which training stands still at each.
-        hidden_s: for which it is still being written while training goes on.
+        stall_s: seconds for which training stands still at each checkpoint.
+        hidden_s: seconds for which a checkpoint is still being written while training goes on.
         restart_s: after a failure.
         mtbf_s: mean time between failures.
     """

@@ -70,10 +70,10 @@ def training_run(
     """Compute time, cost and energy of a training run from a prediction.
 
     Args:
-        prediction: of one step, for `problem` on `calibration`.
-        problem: what was predicted.
+        prediction: prediction of one step, for `problem` on `calibration`.
+        problem: problem of the prediction.
         tariff: prices, powers and tokens, where they are not the catalog's.
-        reliability: of the devices; that of published runs if not given.
+        reliability: failure rates of devices; those of published runs if not given.
         pue: power usage effectiveness, energy that the site draws over that of the devices.
 
     Raises:

@@ -107,8 +107,8 @@ def _shares_that_pay(
     """Largest share of each block's casts with which none of its phases takes longer than in 16 bits.
 
     Args:
-        times: of the events where all operands are cast.
-        wide: of the events where none is.
+        times: times of the events where all operands are cast.
+        wide: times of the events where none is.
         cast: which events are casts.
         events_of: the events of some blocks as arrays.
     """

@@ -296,8 +296,8 @@ def _part(
     """A block of a pass with its events.
 
     Args:
-        times: of all blocks.
-        block: which of them.
+        times: times of all blocks.
+        block: index of the block.
         runs: how often it runs through each phase.
         exposed: share of each phase that nothing else hides.
     """

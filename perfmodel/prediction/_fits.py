@@ -201,7 +201,7 @@ def fit_reasons(
     """Reason why a layout does not fit: the fullest rank, its largest part, and a remedy.
 
     Args:
-        usable_bytes: of every rank.
+        usable_bytes: usable memory of every rank.
         fullest_rank: the rank that fits least.
     """
     usable = usable_bytes[fullest_rank]
@@ -233,7 +233,7 @@ def counted_stages(
     """Memory of pipeline ranks as a counter shows it.
 
     Args:
-        stages: what every pipeline rank needs: tensors, and the context in `buffers`.
+        stages: memory of every pipeline rank: tensors, and the context in `buffers`.
     """
     framework = problem.framework
     outputs = output_bytes(problem, layout) if framework.memory.keeps_outputs else 0.0

@@ -87,7 +87,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 
     Args:
         ranks: how many blocks each rank stores, and keeps activations of.
-        blocks: what each block takes.
+        blocks: memory of each block.
         sharding: how model states lie on ranks.
         setting: job, framework and cluster.
     """
@@ -391,7 +391,7 @@ def gathered_params(
     """Parameters that ZeRO 3 holds unsharded at once.
 
     Args:
-        params: of every block.
+        params: parameters of every block.
         layers: which blocks are layers.
         on_ranks: how many of each block every rank holds.
         ahead: layers that are gathered ahead.

@@ -195,7 +195,7 @@ def _walk(
     """Add the instructions that each walk reaches from its start, itself left out; returns where the walks end.
 
     Args:
-        passes, sends: what the instructions and the transfers between them are added to.
+        passes, sends: arrays to which the instructions and the transfers between them are added.
         code: row of `passes` of each instruction.
         following: the instruction that each one leads to, `NEVER` for none.
         path: the path that each walk belongs to.

@@ -146,10 +146,10 @@ def _time_account(
     """Account of a step's time, including the wait for its input.
 
     Args:
-        account: what the step consists of, before it waits for input.
+        account: parts of the step before it waits for input.
         step_s: the step with that wait.
         computed_s: the step without it.
-        input_s: what the input pipeline takes; 0 where nothing is stated of it.
+        input_s: seconds of the input pipeline; 0 where nothing is stated of it.
     """
     breakdown_s, critical_path = dict(account.breakdown_s), path.events()
     waiting_s = step_s - computed_s
@@ -185,7 +185,7 @@ def _rates(problem: StepProblem, layout: Layout, step_s: float, devices: Sequenc
     """The fields of a prediction that say how fast its devices work, and which devices these are.
 
     Args:
-        devices: of each pipeline rank.
+        devices: device of each pipeline rank.
     """
     tokens = problem.job.global_batch * problem.job.tokens_per_sequence
     flops_per_s = problem.flops / step_s / layout.devices

@@ -178,8 +178,8 @@ def time_phases(
     them; or as long as the host needs to issue it, whichever is longer.
 
     Args:
-        events: of the blocks.
-        time_s: of every event; its array namespace is that of the result.
+        events: events of the blocks.
+        time_s: seconds of every event; its array namespace is that of the result.
         issue_s: host time to issue an operator (`Framework.issue_s`).
         kernel_gap_s: idle time after every kernel.
     """

@@ -34,7 +34,7 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     by the stage of its device's chunk 0 (the op updates all chunks).
 
     Args:
-        spec: what the step consists of.
+        spec: schedule, stages and options of the step.
         schedule: an order of one's own in place of the one that `spec.schedule` names.
 
     Raises:

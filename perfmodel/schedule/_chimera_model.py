@@ -53,9 +53,9 @@ def chimera_model(
     Args:
         devices: p.
         micro_batches: m, any number.
-        forward_s, backward_s: of a micro-batch on a stage (T_f, T_b).
+        forward_s, backward_s: seconds of a micro-batch on a stage (T_f, T_b).
         transfer_s: between neighbouring stages (T_p2p).
-        all_reduce_s: of one stage's gradients over all its replicas (T_allreduce, see `rabenseifner_s`).
+        all_reduce_s: all-reduce of one stage's gradients over all its replicas (T_allreduce, see `rabenseifner_s`).
         pipelines: 2k.
 
     Raises:

@@ -98,10 +98,10 @@ def equal_parts(
     """Times of a schedule's stages, from the times of 1/p of the model.
 
     Args:
-        schedule: of p devices.
+        schedule: schedule of p devices.
         forward_s, backward_s: time of a micro-batch on a p-th of the model.
         weight_share: share of the backward that is its weight gradient.
-        transfer_s: of a message between neighbouring stages.
+        transfer_s: seconds of a message between neighbouring stages.
     """
     # Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
     part = schedule.devices / schedule.n_stages / schedule.slices
@@ -209,10 +209,10 @@ def schedule_facts(
     Args:
         name: registered schedule.
         stages: p, devices of the pipeline; each runs a p-th of the model for every micro-batch.
-        micro_batches: of one step.
+        micro_batches: micro-batches of one step.
         forward_s, backward_s: time of a micro-batch on a p-th of the model.
         weight_share: share of the backward that is its weight gradient.
-        transfer_s: of a message between neighbouring stages.
+        transfer_s: seconds of a message between neighbouring stages.
         chunks: model chunks per device, for schedules that take any number.
 
     Raises:

@@ -48,7 +48,7 @@ def _most_alive(
     Args:
         schedule: the schedule.
         instruction: at which each event happens; events of one instruction happen in the order in which they stand.
-        chunk: of the event.
+        chunk: chunk of the event.
         change: micro-batches that the event adds to those alive.
     """
     # Put events in the order in which devices run the instructions.

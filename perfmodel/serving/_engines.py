@@ -24,7 +24,7 @@ def engine_commands(serving: Serving, model: str = "MODEL") -> dict[str, str]:
     the prediction. TensorRT-LLM starts one replica; several need a command each.
 
     Args:
-        serving: what `serve` predicted.
+        serving: result of `serve`.
         model: name or folder of the checkpoint.
     """
     commands = {

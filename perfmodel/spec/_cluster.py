@@ -440,7 +440,7 @@ class Cluster:
         in groups like it, which communicate at the same time, as replicas do.
 
         Args:
-            ranks: of the group.
+            ranks: number of ranks of the group.
             running: devices that take part in the program at all, if fewer than a node has.
         """
         # How many ranks of the group each node has.

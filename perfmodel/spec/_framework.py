@@ -210,7 +210,7 @@ class Framework(Stated, Sectioned):
         """The default micro-batch size.
 
         Args:
-            stages: of the pipeline, model chunks of all its ranks.
+            stages: stages of the pipeline, model chunks of all its ranks.
             batch_per_replica: sequences that a replica gets per step; 0 where that is not known.
         """
         default = self.default_layout.micro_batch

@@ -129,7 +129,7 @@ def makespan_lanes(compiled, durations):
     traced and differentiated as in `makespan`.
 
     Args:
-        compiled: what `compile_structure` returned.
+        compiled: result of `compile_structure`.
         durations: seconds, shape (lanes, classes).
 
     Raises:
@@ -160,7 +160,7 @@ def makespan_lanes_and_grad(compiled, durations):
     """Makespan of each row of `durations` and its gradient, like `makespan_and_grad` for one vector.
 
     Args:
-        compiled: what `compile_structure` returned.
+        compiled: result of `compile_structure`.
         durations: seconds, shape (lanes, classes).
 
     Raises:

@@ -27,7 +27,7 @@ def makespan(compiled, durations):
     path. `d[0]` counts as the constant 0. The second derivative is 0, as it is almost everywhere.
 
     Args:
-        compiled: what `compile_structure` returned.
+        compiled: result of `compile_structure`.
         durations: seconds of each class, shape (classes,).
 
     Raises:

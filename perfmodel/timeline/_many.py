@@ -56,7 +56,7 @@ def makespan_many(
 
     Args:
         programs: compiled structures, or a `ProgramBatch` of them (joined once for many calls).
-        durations: for each program seconds of shape (lanes, classes); NumPy input is rounded to
+        durations: seconds of each program, of shape (lanes, classes); NumPy input is rounded to
             float32 and gives NumPy output, JAX input may be traced and differentiated.
 
     Returns:

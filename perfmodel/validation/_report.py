@@ -113,9 +113,9 @@ def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, An
     others are ignored.
 
     Args:
-        runs: with `source` and `status`.
+        runs: runs with `source` and `status`.
         fits: whether each run was predicted to fit; missing for runs without a prediction.
-        probability: that each run fits, with the same gaps.
+        probability: probability that each run fits, with the same gaps.
 
     Returns:
         `sources` (those with runs that did not fit) and `all`, each with `ran`, `did_not_run`, the shares of runs that

@@ -142,7 +142,7 @@ def _medians(
 
     Args:
         evidence_of: kind and value of the evidence of a run of a source, from its case and measured time.
-        subject: of the evidence, for the progress bar.
+        subject: name of the evidence, for the progress bar.
     """
     for source, rows in runs.groupby("source"):
         if str(source).startswith(tuple(unstated)):
@@ -191,7 +191,7 @@ def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[f
 
     Args:
         runs: tables of runs.
-        predicted: what `predict_cases` returns for them.
+        predicted: result of `predict_cases` for them.
     """
     log = np.log(memory_bytes(runs) / np.asarray(predicted["predicted_peak_memory_bytes"], float))
     source = np.asarray(runs["source"], str)

@@ -42,7 +42,7 @@ def term_errors(
 
     Args:
         runs: tables of runs.
-        cases: by the place of a run, its likeliest completion, as `predict_cases` gives it to `keep`; runs without one
+        cases: likeliest completion of each run, by its place, as `predict_cases` gives it to `keep`; runs without one
             are left out.
         predicted_s: predicted step time of every run, which is the median of all its completions.
         site_of: as `predict_cases` takes it.

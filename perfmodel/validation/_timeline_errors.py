@@ -230,7 +230,7 @@ def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timelin
     whose ops are single instructions run from the first instruction's start to the last's end.
 
     Args:
-        predicted: as from `execution.simulate` or `timeline.times`.
+        predicted: result of `execution.simulate` or `timeline.times`.
         measured: one or several runs of the same structure, as from `execution.run(...).timeline`.
 
     Raises:

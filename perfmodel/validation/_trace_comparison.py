@@ -73,7 +73,7 @@ def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace,
 
     Args:
         predicted: a timeline, or a trace of one (`readers.read_trace("perfmodel", ...)`).
-        measured: of `replicas` times as many devices.
+        measured: trace of `replicas` times as many devices.
         replicas: measured devices per predicted one (tensor- and data-parallel ranks), which must be numbered next to
             each other, as where the pipeline is the outermost dimension (Megatron-LM).
 

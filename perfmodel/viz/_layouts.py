@@ -149,7 +149,7 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
         layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them). If
             it also has `devices`, and they differ, labels name the number of devices.
         cost: column of what a step costs, in any unit; none by default.
-        cost_label: of its axis.
+        cost_label: label of the cost axis.
 
     Raises:
         PerfModelError: a column that is missing, or no row.

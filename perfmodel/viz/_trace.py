@@ -29,7 +29,7 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     of a large model they would make a file that no viewer opens.
 
     Args:
-        prediction: with a timeline.
+        prediction: prediction with a timeline.
         every_pass: blocks, kernels and collectives in all passes.
         every_rank: all devices, by rank, instead of one per pipeline stage: ranks of the same stage do the same.
 

@@ -35,7 +35,7 @@ def context_parallel(local: ShardSizes, attention: Attention) -> ContextPart:
     2 - 1/cp times the mean.
 
     Args:
-        attention: with the rank's queries and the keys of the whole sequence.
+        attention: attention of the rank's queries to the keys of the whole sequence.
     """
     if local.shard.cp == 1:
         return ContextPart(steps=(attention,))

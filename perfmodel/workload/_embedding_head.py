@@ -265,7 +265,7 @@ def _gradient_bytes_per_logit(local: ShardSizes, element_bytes: int) -> int:
     """Bytes per logit that a loss of eager kernels holds beside the log-probabilities while it computes their gradient.
 
     Args:
-        element_bytes: of fp32, or of the logits' own type where the loss reads them as they are.
+        element_bytes: size of fp32, or of the logits' type where the loss reads them uncast.
 
     torch's autograd makes a whole tensor of the gradient of the chosen log-probabilities, and from it that of the
     logits (PyTorch tools/autograd/derivatives.yaml, `nll_loss_backward` and `_log_softmax_backward_data`). Where ranks

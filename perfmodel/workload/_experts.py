@@ -422,7 +422,7 @@ def fuses_experts(model: Model, job: Job, dtype: str, recipe: str) -> bool:
     (`ExpertTokens.fused_experts`).
 
     Args:
-        dtype, recipe: of the products.
+        dtype, recipe: types of the products.
     """
     narrow = dtype == "fp8" and recipe == "mxfp8"
     has_bias = isinstance(model, Transformer) and model.block.bias

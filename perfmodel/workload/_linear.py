@@ -103,7 +103,7 @@ def column_linear(
     Args:
         shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for both (Transformer
             Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
-        narrow_gradient: as of `linear`.
+        narrow_gradient: as for `linear`.
         communicates: False where another product of the same input gathers it, and reduces the sum of both gradients.
     """
     rows = local.tokens if tokens is None else tokens
@@ -172,7 +172,7 @@ def row_linear(
     gathers the output gradient).
 
     Args:
-        narrow_input: as of `linear`.
+        narrow_input: as for `linear`.
         communicates: False where the output is added to another's, which is reduced for both.
     """
     # Sums are made in 16 bits; what backward gathers may be quantised before.

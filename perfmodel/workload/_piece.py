@@ -121,15 +121,15 @@ def assemble(
     """Assemble pieces in forward order into a block; the backward pass runs them in reverse.
 
     Args:
-        name: as shown to people.
-        pieces: in forward order.
+        name: name as shown to people.
+        pieces: parts of the block in forward order.
         train: False leaves out everything but the forward pass.
         is_layer: see `BlockOps`.
-        input_bytes: what full recompute keeps; `None` for blocks outside recomputation
+        input_bytes: bytes that full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
         workspace_bytes, boundary_bytes, boundary_comm, tied_params: see `BlockOps`.
         stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
-        modules: what selective recompute repeats.
+        modules: modules that selective recompute repeats.
     """
     # Backward retraces the pieces; in inference there is none.
     backwards = list(reversed(pieces)) if train else []

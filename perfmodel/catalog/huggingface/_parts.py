@@ -49,9 +49,9 @@ def language_model(
     """Configuration and family of the language model, and descriptions of parts left out.
 
     Args:
-        config: of the whole model.
-        place: for messages.
-        version: of transformers that saved the file, where a part does not state it.
+        config: configuration of the whole model.
+        place: name of the configuration in messages.
+        version: version of transformers that saved the file, where a part does not state it.
 
     Raises:
         PerfModelError: no family is named, or a model of several parts does not describe its language model.

@@ -73,7 +73,7 @@ def as_equal_heads(rows: Rows, die: np.ndarray, as_asked: np.ndarray) -> tuple[R
     forward rows on dies where the comparison was measured change.
 
     Args:
-        die: of each row [n].
+        die: die of each row [n].
         as_asked: rows that stay as they are, bool[n].
     """
     forward = rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")

@@ -135,7 +135,7 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     """Read a weights file.
 
     Args:
-        content: of the file, if it has been read.
+        content: content of the file, if it has been read.
 
     Raises:
         CalibrationError: as `read_header`, or if an array is missing, misshapen or not finite.

@@ -101,7 +101,7 @@ def rows_from_table(table: "pd.DataFrame", family: str) -> tuple[Rows, np.ndarra
     """Columns of a clean table's rows of one family, and which of them are complete.
 
     Args:
-        table: as `perfmodel.ingest.clean_kernels` gives it.
+        table: the result of `perfmodel.ingest.clean_kernels`.
 
     Returns:
         The rows (incomplete ones hold placeholders of one) and a bool mask [n] of complete ones.

@@ -31,7 +31,7 @@ class Environment:
         """
         Args:
             address: path of the socket to make.
-            prices: from kind, bytes and members to seconds, and seconds of the core; asked once per kind,
+            prices: function of kind, bytes and members to seconds, and seconds of the core; called once per kind,
                 size and group.
         """
         # One logically central controller, as NeuronaBox has for asynchronous operations (section 2.2): only it sees

@@ -170,8 +170,8 @@ def on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float]
     """Order a call on GPU tensors after earlier kernels, and end it when its data are complete.
 
     Args:
-        device: its module; None for the CPU, where both are as they were.
-        effect: what the call leaves in the buffers.
+        device: module of the device (such as `torch.cuda`); None for the CPU, where both are as they were.
+        effect: function that writes the call's result into the buffers.
 
     Returns:
         From the moment of the call to the one when it can begin, for which it waits; and the effect.

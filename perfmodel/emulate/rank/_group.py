@@ -26,7 +26,7 @@ class EmulatedGroup(_ProcessGroup):
     def __init__(self, name: str, members: tuple[int, ...], rank: Rank, real: Any) -> None:
         """
         Args:
-            name: of the group, the same on all ranks.
+            name: name of the group, the same on all ranks.
             members: ranks of the world, in the group's order.
             rank: this process.
             real: process group of the real members; None where this is the only one.

@@ -108,7 +108,7 @@ class Lane:
     def __init__(self, failed: Callable[[Exception], None], first: bool, copies_per_s: float = 0.0) -> None:
         """
         Args:
-            failed: told of errors.
+            failed: called with every error.
             first: whether the lane's thread runs before the script's.
             copies_per_s: speed of the core of which processor times speak.
         """

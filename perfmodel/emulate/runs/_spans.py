@@ -218,7 +218,7 @@ def measured_trace(run: EmulatedRun, steps: int = 10) -> MeasuredTrace:
     """The last iterations of every real rank: stream 0 is the script's thread, others are communicators.
 
     Args:
-        run: what was recorded.
+        run: the recorded run.
         steps: iterations, at most.
 
     Raises:

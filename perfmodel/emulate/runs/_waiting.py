@@ -38,7 +38,7 @@ def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
     it.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         rank: this one.
         torch: whose flight recorder knows the calls; a version that does not record gloo's says nothing.
     """
@@ -87,7 +87,7 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> str:
     """Describe the first call that two waiting ranks made differently; empty if there is none.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         ranks: the real ones.
     """
     waiting: dict[int, list[_Call]] = {}

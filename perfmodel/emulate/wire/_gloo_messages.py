@@ -148,7 +148,7 @@ class Connection:
 
         Args:
             place: where the data of a message go.
-            arrived: told of every message that is there as a whole.
+            arrived: called with every complete message.
 
         Returns:
             Whether the other end is still there.

@@ -136,12 +136,12 @@ class Operation:
     ) -> None:
         """
         Args:
-            slot: its messages'.
+            slot: slot of its messages.
             size: ranks of the group.
-            place: of the real rank in it.
+            place: index of the real rank in the group.
             begin_s: when the emulated ranks come to it.
-            network: to them.
-            links: of the real rank.
+            network: network to the emulated ranks.
+            links: links of the real rank.
             source: the same operation of the real rank whose data reach the emulated ones, None before its first
                 message; by default this one.
         """

@@ -45,8 +45,8 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
 
     Args:
         c10d: `torch.distributed.distributed_c10d`.
-        orders: of this rank.
-        members: of the group that is being made.
+        orders: orders of this rank.
+        members: members of the group that is being made.
     """
     library: Any = c10d.ProcessGroupGloo
 
@@ -81,7 +81,7 @@ def check_first_ranks(dist: Any, orders: Orders) -> None:
 
     Args:
         dist: `torch.distributed`.
-        orders: of this rank.
+        orders: orders of this rank.
     """
     # DDP calls this first, with the process group.
     check = dist._verify_params_across_processes

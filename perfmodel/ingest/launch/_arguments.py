@@ -77,8 +77,8 @@ def followed_script(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script itself.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
         variables: set in its environment.
     """
     job = requested(text)
@@ -115,10 +115,10 @@ def read_arguments(
 
     Args:
         text: the script.
-        place: its path.
+        place: path of the script, for messages.
         known: arguments that say something.
         switches: arguments that take no value.
-        arguments: of the script itself.
+        arguments: the script's own arguments.
         variables: set in its environment.
     """
     # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build them.

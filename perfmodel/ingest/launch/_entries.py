@@ -117,8 +117,8 @@ def included_entries(entries: Entries, path: Path, line: int) -> dict[str, Entry
     """Entries of an included file: errors give the line in it, notes the line that includes it.
 
     Args:
-        path: of the file.
-        line: of the other one, which names it; 0 for none.
+        path: path of the included file.
+        line: line of the file that includes it; 0 for none.
     """
     return {key: Entry(entry.value, line, entry.included or (str(path), entry.line)) for key, entry in entries.items()}
 

@@ -78,9 +78,9 @@ def export_launch(
 
     Args:
         framework: such as `megatron-core`, `torchtitan@2025`, `nanotron`.
-        model: what is trained; without it the file has no model.
+        model: the trained model; without it the file has no model.
         job: batch, sequence length and dtype.
-        devices_per_node: of the cluster, for launchers that ask for it.
+        devices_per_node: node size of the cluster, for launchers that ask for it.
         like: a TOML, YAML or JSON file of this framework, whose other settings are kept (its comments are not).
 
     Raises:
@@ -305,9 +305,9 @@ def _with_own_notation(
     So the difference to a user's file stays small.
 
     Args:
-        values: of the keys that the format writes for the fields.
-        settings: of the file, references and included files resolved.
-        own_notation: of the file's keys, as they are written in it.
+        values: values of the keys that the format writes for the fields.
+        settings: settings of the file, references and included files resolved.
+        own_notation: notation of the file's keys, as they are written in it.
     """
     owners: Counter[str] = Counter()
     for rule in form.table:

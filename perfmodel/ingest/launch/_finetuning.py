@@ -116,7 +116,7 @@ def objective_fields(word: Any, key: str) -> Fields:
     raises none.
 
     Args:
-        word: what a file trains for, or the name of a program or loss.
+        word: the objective that a file states, or the name of a program or loss.
         key: the key that says it.
     """
     # `DPOLoss` is one word, and so is `train_dpo.py`.

@@ -93,8 +93,8 @@ def finetuning_command(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script itself.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
         variables: set in its environment.
     """
     script, job = followed_script(text, place, arguments, variables)
@@ -162,7 +162,7 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     """The command as a fine-tuning command; None for other commands.
 
     Args:
-        command: of the script.
+        command: command of the script.
         place: path of the script.
         neighbours: files that it may name.
     """

@@ -103,8 +103,8 @@ def with_named_files(source: Source, form: LaunchFormat, neighbours: Neighbours)
     both.
 
     Args:
-        source: what the file or command says.
-        form: of the front end.
+        source: settings of the file or command.
+        form: format of the front end.
         neighbours: files that it may name.
     """
     entries = dict(source.entries)

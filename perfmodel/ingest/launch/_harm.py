@@ -138,7 +138,7 @@ def doubts(unread: Sequence[Unread], noun: str, settled: Iterable[Harm] = ()) ->
 
     Args:
         unread: settings that were not understood.
-        noun: what the format calls a setting: `flag`, `key`.
+        noun: the format's word for a setting, such as `flag` or `key`.
         settled: facts that the caller states, which a file cannot make wrong.
     """
     sentences = []

@@ -153,7 +153,7 @@ def settle(
         framework_name: whose defaults they are, beside those of the format.
         unread: settings that were not understood, the worst first.
         notes: parts of the file that were not read, one sentence each.
-        source_doubts: what may be wrong because the file alone does not tell it, one sentence each.
+        source_doubts: sentences on settings that may be wrong because the file alone does not state them.
 
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
@@ -214,9 +214,9 @@ def _assumptions(
 
     Args:
         framework_label: the framework whose defaults were filled in.
-        model: as it was settled.
-        default_micro_batch: of the framework.
-        global_batch: as it was settled.
+        model: the settled model.
+        default_micro_batch: the framework's default.
+        global_batch: the settled global batch.
     """
     known = stated.defaults | stated.fields
     assumed = _assumed(stated, overrides, framework_label)

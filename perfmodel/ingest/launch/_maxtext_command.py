@@ -32,8 +32,8 @@ def maxtext_command(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script itself.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
         variables: set in its environment.
     """
     if "benchmark_runner" in text:

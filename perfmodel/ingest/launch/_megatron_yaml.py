@@ -202,8 +202,8 @@ def primus_arguments(model: str, entry: Entry | None = None) -> dict[str, Entry]
     """Arguments of a run of Primus of which only the model's name is known.
 
     Args:
-        model: its name in Primus.
-        entry: that names it.
+        model: name of the model in Primus.
+        entry: entry of the file that names it.
     """
     name = PRIMUS_NAMES.get(model.lower(), model)
     # Files of models that are tuned by adapters are called after both.

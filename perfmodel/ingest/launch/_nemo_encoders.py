@@ -34,7 +34,7 @@ def encoder_rules(activations: Mapping[str, tuple[str, bool]]) -> tuple[Rule, ..
     """Rules of models with an encoder.
 
     Args:
-        activations: what the names of activations mean: function, and whether it is gated.
+        activations: function of each activation by name, and whether it is gated.
     """
 
     def read_stacks(settings: Mapping[str, Any]) -> Fields:

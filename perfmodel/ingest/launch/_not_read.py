@@ -63,8 +63,8 @@ def refuse_script(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script itself.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
         variables: set in its environment.
         known: arguments of training programs.
     """

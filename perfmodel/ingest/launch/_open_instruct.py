@@ -135,7 +135,7 @@ def over_nodes(processes: Mapping[str, Any], nodes: int) -> dict[str, Any]:
 
     Args:
         processes: arguments of Accelerate's launcher or torchrun's, written with hyphens.
-        nodes: on which the command runs.
+        nodes: number of nodes on which the command runs.
     """
     job = dict(processes)
     if nodes == 1:

@@ -66,7 +66,7 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
 
     Args:
         texts: words of the command.
-        entries: its arguments, by names with underscores.
+        entries: arguments of the program, by names with underscores.
     """
     names = [Path(text).name for text in texts]
     program = _program_at(names)

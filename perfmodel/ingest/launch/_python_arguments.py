@@ -131,9 +131,9 @@ def environment_variable(name: Any, variables: Mapping[str, str], default: Any) 
     """The value of an environment variable in a script.
 
     Args:
-        name: of the variable.
+        name: name of the variable.
         variables: those that are set.
-        default: what the script uses otherwise.
+        default: value that the script uses otherwise.
     """
     if not isinstance(name, str):
         return Unknown("os.environ[...]")

@@ -168,7 +168,7 @@ def parse_launch(
 
     Args:
         place: path or name of the text, for messages; its ending tells the syntax.
-        arguments: of a shell script, `$1` and those after it.
+        arguments: arguments of a shell script, `$1` and those after it.
         variables: shell variables that are set when the script starts.
     """
     source, form = recognised(text, place, arguments, variables)

@@ -129,8 +129,8 @@ def _parts(
     Args:
         entries_of_file: entries of the file itself.
         folder: where the included files are.
-        notes: to which a sentence is added for every defaults file that is missing.
-        doubts: likewise for every other file.
+        notes: list that gets a sentence for every defaults file that is missing.
+        doubts: list that gets a sentence for every other file that is missing.
     """
     # What a directive of YAML includes lies below everything else.
     by_directive = {key: entry for key, entry in entries_of_file.items() if isinstance(entry.value, _Include)}
@@ -260,7 +260,7 @@ def _yaml_entries(text: str, place: str, notes: list[str] | None = None) -> dict
     """Entries of a YAML file; the last value of a repeated key counts, as in all common loaders.
 
     Args:
-        notes: to which a sentence is added for every key that is given twice.
+        notes: list that gets a sentence for every key that is given twice.
     """
     import yaml
 

@@ -73,9 +73,9 @@ def recipe_script(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script, or the name of its function whose recipe is wanted.
-        variables: of its environment.
+        place: path of the script, for messages.
+        arguments: the script's own arguments, or the name of its function whose recipe is wanted.
+        variables: environment variables of the script.
 
     Raises:
         LaunchFileError: no Python, or a recipe that is not known.

@@ -56,9 +56,9 @@ def nemo_name(name: str, is_fine_tuning: bool, peft_scheme: object) -> str:
     """Name in the tables of a recipe of NeMo 2.
 
     Args:
-        name: of its model.
+        name: name of the recipe's model.
         is_fine_tuning: whether it is the model's recipe of fine-tuning.
-        peft_scheme: what that recipe's argument of this name says.
+        peft_scheme: value of the recipe's argument of this name.
     """
     if not is_fine_tuning:
         return name

@@ -43,8 +43,8 @@ def recipe_command(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script itself.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
         variables: set in its environment.
 
     Raises:

@@ -95,7 +95,7 @@ def padded_vocabulary(name: Any, extra: int) -> int | None:
     model has this vocabulary.
 
     Args:
-        name: of the tokenizer's type.
+        name: name of the tokenizer's type.
         extra: rows beyond its tokens.
     """
     known = {size for _, size in _FAMILIES}

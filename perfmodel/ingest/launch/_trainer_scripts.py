@@ -54,9 +54,9 @@ def trainer_script(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script.
-        variables: of its environment.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
+        variables: environment variables of the script.
 
     Raises:
         LaunchFileError: no Python, or arguments that the script would refuse.

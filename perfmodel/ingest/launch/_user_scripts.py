@@ -20,9 +20,9 @@ def user_script(
 
     Args:
         text: the script.
-        place: its path.
-        arguments: of the script.
-        variables: of its environment.
+        place: path of the script, for messages.
+        arguments: the script's own arguments.
+        variables: environment variables of the script.
     """
     of_recipe = recipe_script(text, place, arguments, variables)
     return of_recipe if of_recipe is not None else trainer_script(text, place, arguments, variables)

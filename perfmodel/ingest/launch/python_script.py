@@ -91,9 +91,9 @@ def follow(
 
     Args:
         text: the script.
-        place: its path, for messages.
+        place: path of the script, for messages.
         arguments: words behind its name on the command line.
-        variables: of its environment.
+        variables: environment variables of the script.
         fields_of: attributes (with dots) of an object that a call from outside makes, beyond its keyword arguments.
         module_text: the text of an imported module of the script's own; None for those from outside.
         result_of: the result of a function from outside by its full name, `MISSING` where it is not known.

@@ -44,8 +44,8 @@ def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[Lo
     """Events in order; each kind is counted once between two lines about steps.
 
     Args:
-        lines: of the log.
-        steps: by number of the line.
+        lines: lines of the log.
+        steps: step of each line that reports one, by line number.
     """
     events: dict[tuple[str, int], LogEvent] = {}
     at_step = 0

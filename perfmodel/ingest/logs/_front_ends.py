@@ -63,7 +63,7 @@ def metric_blocks(
     """Line number of the heading, step and metrics of each block.
 
     Args:
-        lines: of the log.
+        lines: lines of the log.
         heading: matches the line above a block; its first group is the step.
         metric: matches a line of a block; its groups are name and value.
     """

@@ -17,7 +17,7 @@ def read_log(path: Path | str) -> TrainingLog:
     """Read the log of a training run; the framework is recognised by its lines about steps.
 
     Args:
-        path: what the job printed, compressed or not; of one rank or of all of them.
+        path: file of the job's output, compressed or not, of one rank or of all ranks.
 
     Raises:
         TableError: no such file, or a file without a line about a training step.
@@ -31,8 +31,8 @@ def parse_log(text: str, place: str = "log") -> TrainingLog:
     """Read the text of a log, see `read_log`.
 
     Args:
-        text: of the log.
-        place: what errors call it.
+        text: text of the log.
+        place: name of the log in errors.
     """
     lines = plain_lines(text)
     # Formats are tried from the most particular on; the marks of one may match a line of another that holds no step.
@@ -73,7 +73,7 @@ def _each_once(reported: Mapping[int, LoggedStep], processes: Sequence[str]) -> 
 
     Args:
         reported: lines about steps.
-        processes: that wrote each of them.
+        processes: number of processes that wrote each line.
     """
     last_line_of = {process: place for place, process in enumerate(processes)}
     distinct: dict[int, LoggedStep] = {}

@@ -215,9 +215,9 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
     """Write a trace so that `read_trace("perfmodel", ...)` and Perfetto read it; compressed if the name ends in .gz.
 
     Args:
-        trace: as from `read_trace`.
+        trace: the trace to write, such as `read_trace` returns.
         path: file to write, atomically.
-        format: what it was read from, to be noted in the file.
+        format: format that it was read from, to be noted in the file.
     """
     # All tags are written, so that reading the file back gives the same trace.
     rows = trace.to_frame().to_dict(orient="records")

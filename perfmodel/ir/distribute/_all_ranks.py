@@ -11,7 +11,7 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
     """Copy a one-device program to `ranks` devices, which all run it.
 
     Args:
-        program: on one device; its collectives have `replicas` of so many ranks, one device apart.
+        program: program of one device; its collectives have `replicas` of so many ranks, one device apart.
         ranks: how many there are.
         sharded: axis of the whole tensor along which ranks hold their parts in turn, by the name of an input or output;
             the others are alike on all ranks.

@@ -157,7 +157,7 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
     ranks, and pipeline stages outermost.
 
     Args:
-        program: on one device.
+        program: program of one device.
         degrees: how far along each dimension.
         representative: write down the first tensor, expert and data rank of each stage only. Such a program is
             simulated like the whole one, whose other ranks do the same at the same time, and cannot be executed.

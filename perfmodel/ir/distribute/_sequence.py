@@ -22,7 +22,7 @@ def sequence_slices(program: Program, count: int) -> Program:
     positions. The `micro_batch` of an instruction's tag holds the number of the slice, which `pipeline` reads.
 
     Args:
-        program: on one device, tagged by phase; data are [batch, sequence, ...].
+        program: program of one device, tagged by phase; data are [batch, sequence, ...].
         count: slices, of equal length.
 
     Raises:

@@ -92,11 +92,11 @@ def run(
     A first run that compiles is not timed. Times of all ranks are on rank 0's clock.
 
     Args:
-        program: of 2 to 64 devices.
+        program: program of 2 to 64 devices.
         inputs: whole inputs by name.
         repeats: timed runs.
         ranks: running processes from `program_ranks`; by default fresh ones, which takes some seconds.
-        backend: of fresh processes.
+        backend: library that fresh processes compute with.
 
     Raises:
         PerfModelError: too few or too many devices or ranks, no repeats, or an input of another shape.

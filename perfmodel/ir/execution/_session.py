@@ -161,7 +161,7 @@ class ProgramSession(RankSession):
 
         Args:
             instruction: the collective.
-            group: its devices, in the order of its operands and results.
+            group: devices of the collective, in the order of its operands and results.
             operand: type of one.
         """
         # One process holds one device. Every member contributes a slice of one global array along the group's axis;

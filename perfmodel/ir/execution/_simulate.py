@@ -60,7 +60,7 @@ def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
 
     Args:
         program: a structure made for the timer's cluster, or a function (whose devices then share one node).
-        timer: as from `cluster_timer`.
+        timer: times of kernels and collectives, such as `cluster_timer` returns.
     """
     # DistIR fixes the order of execution, so simulation is a longest path over the structure: no scheduling is left.
     prepared = program_structure(program) if isinstance(program, Function) else program
@@ -81,7 +81,7 @@ def simulate_on_cores(
     for every rank this is the critical path.
 
     Args:
-        structure: of a program (without lags).
+        structure: structure of a program (without lags).
         core_s: seconds for which every op needs its rank's core.
         network_s: seconds that it waits for messages.
         credit_s: seconds by which this wait is shorter if the rank's link was idle for as long before.

@@ -183,7 +183,7 @@ def measure_pair(
     in a program rather than as it left them itself.
 
     Args:
-        events: as from `rank_events`, of any number of programs.
+        events: events of any number of programs, as `rank_events` returns them.
         hosts: two of them, where events leave their host.
         progress: called with (what is measured, how many, of how many).
         backend: whose kernels and collectives.

@@ -37,7 +37,7 @@ def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: 
             of the compiled module (or the path of a file with it).
         args: arrays or `jax.ShapeDtypeStruct`s (with shardings, unless the function states them).
         trip_count: iterations of loops whose count the compiler did not find; otherwise these are unmapped.
-        name: of the table (default: the module's).
+        name: name of the table (default: the module's).
 
     Raises:
         PerfModelError: something else than such a program, text that is no HLO module, a dynamic dimension, or

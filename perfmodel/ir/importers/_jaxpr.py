@@ -53,7 +53,7 @@ def trace(fn: Callable[..., Any], *args: Any, trip_count: int | None = None, nam
     Args:
         args: arrays, `jax.ShapeDtypeStruct`s, or trees of them.
         trip_count: iterations to assume for `while` loops, which do not state them; without it they stay unmapped.
-        name: of the table (default: the function's).
+        name: name of the table (default: the function's).
 
     Raises:
         PerfModelError: a dimension that is not a number.

@@ -89,7 +89,7 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
     Args:
         model: path of a file, or an `onnx.ModelProto`.
         dims: sizes of the dimensions that the model names instead of fixing them, e.g. `{"batch": 8}`.
-        name: of the table (default: the graph's).
+        name: name of the table (default: the graph's).
 
     Raises:
         PerfModelError: the extra is not installed, a file that cannot be read, or a dimension (named, with its

@@ -41,8 +41,8 @@ def onnx_program(
     Args:
         model: path of a file, or an `onnx.ModelProto`.
         dims: sizes of the dimensions that the model names instead of fixing them, as `{"batch": 8}`.
-        values: of inputs that shapes or masks depend on; a number fills the input's shape.
-        name: of the program (default: the graph's).
+        values: values of inputs that shapes or masks depend on; a number fills the input's shape.
+        name: name of the program (default: the graph's).
 
     Raises:
         PerfModelError: the extra is not installed, a file that cannot be read, a dimension whose size is not known,

@@ -41,7 +41,7 @@ def mapped(
 
     Args:
         items: operands, at least one of which is not known.
-        arrays: their types.
+        arrays: types of the arrays.
         integer: whether the operands are integers.
 
     Raises:

@@ -37,7 +37,7 @@ def torch_program(
     Args:
         module: an `nn.Module`, or an `ExportedProgram` (then without `args` and `kwargs`).
         args, kwargs: example arguments; samples along the first axis of tensors.
-        values: of tensor arguments (by parameter name) that shapes or masks depend on; a number fills the shape.
+        values: tensor arguments, by parameter name, that shapes or masks depend on; a number fills the shape.
         ranks: number of ranks that call the module's collectives together. The program then represents all of them:
             simulations treat them alike, and `rank_program` writes them all down.
 

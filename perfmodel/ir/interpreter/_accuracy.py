@@ -151,11 +151,11 @@ def accuracy_curve(
     Args:
         name: registered schedule.
         passes: seconds of the passes of one micro-batch on each stage.
-        micro_batches: of a mini-batch; schedules that update after every one get it whole (`as_mini_batches`).
+        micro_batches: micro-batches per mini-batch; schedules that update after every one get it whole.
         mini_batch: examples per update.
         epochs: passes over the training examples.
-        learning_rate: of plain gradient descent.
-        seed: of split, order and initial weights.
+        learning_rate: step size of plain gradient descent.
+        seed: random seed of split, order and initial weights.
         task: makes data and model of a seed and a number of stages.
 
     Raises:

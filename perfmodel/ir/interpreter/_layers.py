@@ -127,8 +127,8 @@ def conv_model(channels: Sequence[int], size: int, classes: int) -> LayeredModel
     """3x3 convolutions with ReLU, each pair halved in size by a mean, and a dense layer; softmax cross-entropy.
 
     Args:
-        channels: of the input, then of the output of each convolution.
-        size: of the square images [batch, size, size, channels].
+        channels: channels of the input, then of the output of each convolution.
+        size: width and height of the images [batch, size, size, channels].
         classes: columns of the output, and of the targets (one-hot).
     """
     # Product, activation and pooling are layers of their own, so stages may be cut between them.

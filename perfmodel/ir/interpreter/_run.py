@@ -71,7 +71,7 @@ def run_schedule(
         params: initial weights of every layer.
         inputs, targets: one entry per micro-batch; of sliced sequences one per slice.
         policy: which weight version passes use, where the schedule updates weights.
-        learning_rate: of plain gradient descent at every update.
+        learning_rate: step size of plain gradient descent at every update.
         per_update: micro-batches per update, over which gradients are averaged.
         keep_every: weights are kept after every so many updates (0: after none).
 

@@ -113,10 +113,10 @@ def training_curve(
 
     Args:
         name: registered schedule.
-        model, params, inputs, targets: what is trained on what, see `run_schedule`.
+        model, params, inputs, targets: as for `run_schedule`.
         passes: seconds of the passes of one micro-batch on each stage.
         per_step: micro-batches per step (of a mini-batch).
-        learning_rate: of plain gradient descent.
+        learning_rate: step size of plain gradient descent.
 
     Raises:
         PerfModelError: inputs for less than one step.

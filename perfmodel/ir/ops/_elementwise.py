@@ -285,8 +285,8 @@ def _pointwise(
     """Define an op that works element by element: one streaming kernel, sliced as its operands are.
 
     Args:
-        name: of the op.
-        infer: its type rule.
+        name: name of the op.
+        infer: type rule of the op.
         kernel: name under which its kernel is timed; by default the op's own.
         backward: whether the kernel is that of a backward pass.
         gradient, partial, fold: as in `OpDefinition`.

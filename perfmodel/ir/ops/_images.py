@@ -128,7 +128,7 @@ def _shard_conv2d(*roles: str) -> ShardRule:
     """Spread a convolution by samples, by channels of the result, or (of one group) by channels of the image.
 
     Args:
-        roles: of the operands and the result: `x` image, `w` kernel, `y` result, each along two axes that it shares
+        roles: roles of operands and result: `x` image, `w` kernel, `y` result, each along two axes that it shares
             with another.
     """
     # A convolution is a product over samples, input and output channels: whichever is cut is cut in the two tensors

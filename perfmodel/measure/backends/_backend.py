@@ -244,7 +244,7 @@ def beside_row(
 
     Args:
         group: whose collective is the one that the point names, where it names one.
-        software: of kernels (`Backend.software`).
+        software: software of the kernels (`Backend.software`).
     """
     timing = time_calls(KernelBeside(group, point, meter), rule.resolved_by(meter))
     return {

@@ -112,8 +112,8 @@ def report(
     Args:
         model, cluster, calibration: as `predict` and `search` take them.
         layout: report on this layout alone, without a search.
-        space, options: of the search, as `search` takes them; `top` is 100 if neither `options` nor `fields` set it.
-        reliability, pue: of devices and site, as `training_run` takes them.
+        space, options: as `search` takes them; `top` is 100 if neither `options` nor `fields` set it.
+        reliability, pue: as `training_run` takes them.
         flags: flags of the command line that state the same job (except its batch), for commands on the page.
         progress: called with the name of each stage and how far it is.
         global_batch, seq_len, dtype, devices, job, framework, fields: as `search` takes them.

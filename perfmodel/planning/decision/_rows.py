@@ -69,8 +69,8 @@ def rows(
 
     Args:
         predictions: the rows, the best first.
-        runs: what training with each takes.
-        turned: how each follows the machine's parameters.
+        runs: training time, cost and energy of each row.
+        turned: step times of each row on machines with other parameters.
         best: probability of each to be the best; none where there is one row.
     """
     # Parts, origins and events are lists of names for the whole page. Rows hold figures in the

@@ -81,7 +81,7 @@ def turned(problem: StepProblem, layouts: Sequence[Layout], report: Report = lam
     """Compute step times of layouts as functions of the machine's parameters.
 
     Args:
-        report: told which parameter is being turned, as this takes seconds for a hundred layouts.
+        report: called with the parameter that is being scaled, because a hundred layouts take seconds.
     """
     base_s = evaluate(problem, layouts).step_time_s
 

@@ -247,7 +247,7 @@ def faults(
 
     Args:
         problem: the job as it ran.
-        layout: of the launch script.
+        layout: layout of the launch script.
         expected_s: the step without a fault.
         has_timers: whether the log times passes or reductions of gradients, which are then predicted too.
         small_batch: the smallest batch of a log whose batch grows, at which the step is predicted too.
@@ -398,7 +398,7 @@ def _data_loading(expected_s: float, small_batch_s: float | None) -> Fault:
 
     Args:
         expected_s: the step that does not wait.
-        small_batch_s: that of the smallest batch in the log, if the batch grows.
+        small_batch_s: step with the smallest batch in the log, if the batch grows.
     """
     # Small delays are more frequent than large ones, by judgement as for faults of the machine.
     weights = {0.1: 3, 0.25: 2, 0.5: 1, 1.0: 1}

@@ -149,7 +149,7 @@ def flops_remark(problem: Problem, log: TrainingLog, model_flops: float, devices
     """A warning if the log's own TFLOP/s imply another model or batch; empty if they agree.
 
     Args:
-        model_flops: of a step, as this package counts them.
+        model_flops: FLOPs of a step, as this package counts them.
     """
     # Log lines give FLOP/s per device and either tokens/s or seconds of a step. Both lead to
     # FLOPs per token, which depends on the model alone. The first line holds compilation.

@@ -179,9 +179,9 @@ def check_run(
         print(pm.check_run(launch.problem("dgx-h100"), launch.layout, "train.log"))
 
     Args:
-        problem: what the launch script runs, and on which cluster.
-        layout: of the launch script, in any form that `predict` takes.
-        log: what the job printed, or what `read_log` read of it.
+        problem: the job of the launch script, and its cluster.
+        layout: layout of the launch script, in any form that `predict` takes.
+        log: file of the job's output, or the result of `read_log`.
         calibration: directory made by `perfmodel fit` that replaces the shipped one.
         save_every: steps between checkpoints, for logs that do not report them.
         progress: called with the name of each stage and how far it is.

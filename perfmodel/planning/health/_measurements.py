@@ -127,7 +127,7 @@ def most_telling(weight: Mapping[str, float]) -> Measurement:
     """The measurement expected to distinguish the causes best; for a single cause, the one that confirms it.
 
     Args:
-        weight: of every cause, by its name.
+        weight: weight of every cause, by its name.
     """
     # A single cause needs confirmation, not discrimination: take the simplest measurement that
     # shows it.

@@ -137,8 +137,8 @@ def step_series(
     """Analyse the step times of a log.
 
     Args:
-        log: of the run.
-        tokens_per_step, devices, global_batch: of the job, for logs that give a throughput alone.
+        log: log of the run.
+        tokens_per_step, devices, global_batch: figures of the job, for logs that give a throughput alone.
         save_every: steps between checkpoints, as the launch script has it.
 
     Raises:

@@ -63,7 +63,7 @@ def answer(
     """Find the best layouts of one question; those above `cutoff` may be left out.
 
     Args:
-        question, goal, options: what is laid out, what is minimised, and how the search works.
+        question, goal, options: the job and its layouts, the objective, and how the search works.
         cutoff: value of the goal above which layouts of an earlier question are better.
         executor: evaluates step times.
         file: where step times are kept for a search that goes on after an interrupt, if anywhere.

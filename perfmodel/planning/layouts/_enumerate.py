@@ -42,7 +42,7 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     micro-batch.
 
     Args:
-        space, problem: what to lay out.
+        space, problem: layouts to try, and the job that they lay out.
         rejected: gets the number of combinations that are not possible, by reason.
     """
     model = problem.model

@@ -65,8 +65,8 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
     """Explain why no layout of the space is valid, and suggest what to leave free and the nearest devices and batch.
 
     Args:
-        question: what cannot be laid out.
-        error: as the search met it.
+        question: the question that has no layout.
+        error: the error that the search met.
         rejected: why combinations were left out; only what their reasons name (`Reason.frees`) is changed.
     """
     if error.rejection:

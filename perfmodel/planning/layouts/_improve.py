@@ -154,12 +154,12 @@ def improve(
     most.
 
     Args:
-        goal: what is minimised.
+        goal: objective and constraints.
         method: one of `METHODS`.
         evaluated: layouts that enumeration evaluated.
         layouts: ranked layouts of even stages.
         pool: further layouts to start from, that differ in more than their recompute.
-        choices: what a relaxation may change.
+        choices: values that a relaxation may choose.
         report: called with the name of each stage and how far it is.
     """
     enumerated = f"{evaluated:,} layouts were evaluated; lower bounds rule out all others"

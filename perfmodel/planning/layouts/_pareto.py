@@ -95,7 +95,7 @@ def pareto(
     adds nothing to the front. Of layouts that are equal in all objectives one is kept.
 
     Args:
-        question: what to lay out, see `ask`.
+        question: job and layouts, see `ask`.
         objectives: two or more of `OBJECTIVES` (`time` is `step_time`), or formulas to be minimised.
         constraints, tariff, progress, workers, dask: as for `search`.
 

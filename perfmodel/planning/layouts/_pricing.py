@@ -40,7 +40,7 @@ def price(
     """Compute memory and lower bounds of all layouts of a question.
 
     Args:
-        question: what to lay out.
+        question: job and layouts.
         rejected: gets the number of combinations that cannot run or do not fit, by reason.
         report: called with the name of each stage and how far it is.
         at_least: number of the fastest layouts that must be among the priced ones; None: all layouts are priced.

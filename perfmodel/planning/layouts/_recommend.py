@@ -43,9 +43,9 @@ def recommend(
     Where there is none, the layout that fits most likely; None where no layout satisfies the goal.
 
     Args:
-        question: what is laid out.
-        goal: what is minimised, under which constraints.
-        options: tell the least probability, and whether times may be extrapolated.
+        question: job and layouts.
+        goal: objective and constraints.
+        options: with the least probability, and whether times may be extrapolated.
         candidates: all layouts of the question.
         ranked: the best of them, in the order of the search.
         known: step times that were evaluated already.

@@ -64,7 +64,7 @@ def search(
 
     Args:
         model, cluster: a problem, or catalog names, files or objects, or a job file, as in `predict`.
-        space: which layouts to try, or a function that returns the space of a problem; `default_space` if not given.
+        space: layouts to try, or a function that returns the space of a problem; `default_space` if not given.
         options: the objective, and how the search works.
         calibration: as in `predict`.
         settings: changes of the machine, as `whatif` takes them (`"inter_node_bandwidth=2x"`).

@@ -114,9 +114,9 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     """Value a run of each layout, pairs of runs, and a profile, by how much they help to choose the fastest layout.
 
     Args:
-        problem: that the predictions are of. If parameters were already fitted to runs, only further runs are valued,
+        problem: problem of the predictions. If parameters were already fitted to runs, only further runs are valued,
             because `fit_profile` would start from the tables again.
-        predictions: that are chosen from, as a search ranks them.
+        predictions: layouts to choose from, as a search ranks them.
     """
     # The signal is what layouts' errors have in common with each other and with later runs. Noise
     # between runs is taken off: it would average out, and no choice depends on it.

@@ -39,7 +39,7 @@ def assign(
     each item once (unrelated machines, Lenstra et al. 1990), by SciPy's HiGHS.
 
     Args:
-        seconds: of each item on each device; `inf` where it cannot go.
+        seconds: seconds of each item on each device; `inf` where it cannot go.
         n_bytes, capacity_bytes: memory of items and devices; none: no limit.
         time_limit_s: after which the best so far is returned with its gap.
 

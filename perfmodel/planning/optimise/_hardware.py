@@ -104,9 +104,9 @@ def design_hardware(
 
     Args:
         runs: training runs, on any clusters.
-        prices: of parameters as `perfmodel whatif` names them (`compute_rate`, `memory_bandwidth`,
+        prices: price of each parameter as `perfmodel whatif` names it (`compute_rate`, `memory_bandwidth`,
             `inter_node_bandwidth`, ...), per multiple of what they are: money, watts or area.
-        budget: in the same unit; the machine as it is costs the sum of all prices.
+        budget: budget in the same unit; the machine as it is costs the sum of all prices.
         low, high: multiples allowed.
 
     Raises:

@@ -275,7 +275,7 @@ def balanced(
     the step time; no layouts if the bound exceeds `worst_s`, an infinite bound if nothing fits.
 
     Args:
-        layout: in one stage per pipeline rank, its kinds written out, of which as many as it says are taken.
+        layout: layout with one stage per pipeline rank and its kinds of nodes written out.
         uneven: stages may have any number of layers; otherwise the kinds' orders alone are tried.
     """
     base = layout.replace(partition=None, recompute_full_layers=None)

@@ -137,7 +137,7 @@ def _front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int
     """Return the cuts around the least sum + (m - 1) max, the best first, none if none is possible.
 
     Args:
-        costs: by kind of nodes.
+        costs: costs of each kind of nodes.
         micro_batches: m.
         supply: stages on each kind.
     """

@@ -137,10 +137,10 @@ def relax(
     rounding.
 
     Args:
-        problem: what to minimise.
+        problem: objective and constraints to minimise.
         n_starts: the first is the middle of every unknown's range, the others are random about it.
-        steps: of Adam, for all starts together.
-        seed: of starts and noise.
+        steps: number of steps of Adam, for all starts together.
+        seed: random seed of starts and noise.
         spread: standard deviation of the random starts in free coordinates.
         per_start: further values that the durations and limits depend on, held fixed, with a row for every start.
     """

@@ -338,8 +338,8 @@ def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int]
 
     Args:
         problem: model, job, cluster and cost models, for training.
-        layout: with data-parallel replicas, overlapped reduction and ZeRO below 3.
-        numbers: of buckets per stage to try, besides as many as a prediction assumes.
+        layout: layout with data-parallel replicas, overlapped reduction and ZeRO below 3.
+        numbers: numbers of buckets per stage to try, besides as many as a prediction assumes.
 
     Raises:
         LayoutError: no overlapped reductions to group.

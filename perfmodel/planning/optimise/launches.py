@@ -64,7 +64,7 @@ def relax_layout(problem: StepProblem, layout: Layout, choices: LaunchChoices) -
     Args:
         problem: model, job, cluster and cost models.
         layout: a pipeline whose schedule flushes, with at least as many layers as stages.
-        choices: what may change.
+        choices: values that may be chosen.
 
     Raises:
         LayoutError: nothing to relax, or nothing that fits into memory.
@@ -220,7 +220,7 @@ def shares_of_stages(share: Float[Array, ""], layers: Float[Array, " stages"]) -
     """Shares of the stages' layers that recompute in full, where one number of layers holds for all stages.
 
     Args:
-        share: that number, as a share of the longest stage's layers.
+        share: number of recomputed layers, as a share of the longest stage's layers.
         layers: layers of every stage. A stage with fewer than that number recomputes all of them.
     """
     return jnp.minimum(share * greatest(layers) / layers, 1.0)

@@ -178,7 +178,7 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
     Args:
         problem: model, job, cluster and cost models as they are.
         layout: the layout.
-        scenario: what changes.
+        scenario: changes of the machine.
 
     Raises:
         LayoutError: a layout that cannot run, or a slow rank outside the pipeline.

@@ -101,7 +101,7 @@ class Prices(NamedTuple):
 
         Args:
             log_rates: log of every rate relative to the machine's.
-            factors: of every op family, and 1.
+            factors: factors of every op family, and 1.
         """
         xp = log_rates.__array_namespace__()
         norm = (self.share * xp.exp(-self.power[:, None] * log_rates)).sum(axis=1) ** (1 / self.power)

@@ -94,7 +94,7 @@ def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recom
     Pipelines with fewer ranks are padded by ranks that hold nothing, which are never the fullest.
 
     Args:
-        full: which of the pipelines' choices of blocks recomputed in full each recompute choice has.
+        full: index of each recompute choice among the pipelines' choices of blocks recomputed in full.
     """
 
     def padded(name: str, axis: int) -> np.ndarray:
@@ -135,7 +135,7 @@ def longest_path_s(
         phase_s: seconds of forward, input gradient and weight gradient of each block.
         recompute_s: seconds that recomputing adds to each block.
         full_s: seconds that blocks recomputed in full take beyond that.
-        full: which choice of blocks recomputed in full (`PipelineBlocks.full`) each recompute choice has.
+        full: index of each recompute choice among `PipelineBlocks.full`.
         send_s: seconds of the transfers out of every stage, forwards and backwards.
     """
     shards = phase_s.shape[-1]

@@ -428,7 +428,7 @@ def fit_without(source: str, fits: Collection[str]) -> str:
 
     Args:
         source: a source's name; empty for nobody's.
-        fits: by the teams that were left out, joined by `+`.
+        fits: fits by the teams that were left out, joined by `+`.
 
     Raises:
         PerfModelError: every fit has runs of some of its teams.

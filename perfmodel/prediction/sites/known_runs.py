@@ -174,7 +174,7 @@ def half_width(
 
     Args:
         variance: variances of the normals.
-        weight: their weights, which sum to 1.
+        weight: weights of the components, which sum to 1.
         coverage: the share.
     """
     variances = variance.reshape(len(weight), -1)

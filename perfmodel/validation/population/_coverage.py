@@ -170,7 +170,7 @@ def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, 
 
     Args:
         over: how far every run lies off, in half-widths.
-        weight: what every run counts.
+        weight: weight of every run.
     """
     if not len(over):
         return 1.0

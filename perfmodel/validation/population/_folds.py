@@ -67,7 +67,7 @@ def team_folds(teams: Sequence[str]) -> Folds:
     """One fold per team, which leaves out all runs that share a team with it.
 
     Args:
-        teams: of every run, joined by `+` (`perfmodel.prediction.sites.constants.team_key`).
+        teams: teams of every run, joined by `+` (`perfmodel.prediction.sites.constants.team_key`).
     """
     names = sorted(set(teams))
     left_out = np.zeros((len(names), len(teams)), bool)
@@ -86,7 +86,7 @@ def whole_group_folds(groups: Sequence[str], sources: Sequence[str]) -> Folds:
 
     Args:
         groups: the framework, the device generation, the year or the kind of model of every run.
-        sources: of every run.
+        sources: source of every run.
     """
     group, source = np.asarray(groups, str), np.asarray(sources, str)
     names = np.unique(group)

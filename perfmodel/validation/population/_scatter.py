@@ -80,7 +80,7 @@ class ScatteredErrors(NamedTuple):
 
         Args:
             index: the source's runs, padded [members].
-            there: which of them are no padding.
+            there: False for padding.
         """
         import jax.numpy as jnp
         from jax.scipy.special import logsumexp

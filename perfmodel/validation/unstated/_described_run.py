@@ -250,7 +250,7 @@ def described_job(
     """Make a run from settings of a job; only model, cluster and global batch are required.
 
     Args:
-        layout: what is stated of it, in its notation. Degrees that it does not state are open where `devices` says how
+        layout: stated part of the layout, in its notation. Degrees that it leaves out are open where `devices` says how
             many there are, else 1.
         framework: `name@year`, `name`, or empty where it is not known.
         job: fields of `Job` that are stated.

@@ -82,9 +82,9 @@ def filled_rows(
 
     Args:
         row: cells of one run.
-        features: of the run.
+        features: features of the run.
         priors: how likely the values are.
-        micro_batch: what the framework takes where nothing is said, if that is known.
+        micro_batch: the framework's default, if that is known.
         narrow: the element type of 8 bits that the framework runs on the device, if any.
         names_schedules: whether its launches name their schedule (`LaunchDefaults.names_schedules`).
 

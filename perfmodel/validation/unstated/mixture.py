@@ -155,7 +155,7 @@ class LogNormalMixture:
         """The quantile of the mixture at a share, by bisection in the logarithm.
 
         Args:
-            share: from 0.05 to 0.95. The ends of the components then bracket the answer.
+            share: quantile from 0.05 to 0.95. The ends of the components then bracket the answer.
         """
         # With one component these are its own figures to the last digit, which bisection would not give.
         if len(self.weight) == 1:

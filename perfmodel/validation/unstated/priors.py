@@ -61,10 +61,10 @@ class ChoicePriors:
         """Probabilities of values, which sum to 1.
 
         Args:
-            choice: its name.
-            contexts: from the most general to the most special. The last one is that of the framework.
+            choice: name of the choice.
+            contexts: contexts from the most general to the most special. The last one is that of the framework.
             values: those that are possible. Counts of others are left out.
-            default: what the framework does where nobody says anything, if that is known. Its prior probability is the
+            default: the framework's default value, if that is known. Its prior probability is the
                 share of stated choices that equal their framework's default; counts of this framework are added to it.
         """
         key = (choice, tuple(contexts), tuple(values), default)
@@ -166,8 +166,8 @@ def likeliest_tuning(tunings: Sequence[Tuning], log_likelihood: Mapping[str, Seq
     """The maximum-likelihood tuning for reported step times, without some teams.
 
     Args:
-        tunings: that were tried.
-        log_likelihood: of what each source reports, for each of them.
+        tunings: tunings that were tried.
+        log_likelihood: log likelihood of each source's reports under each tuning.
         without: teams that are left out, joined by `+`.
     """
     # Sums over sources, each of which stands for one mean, so that a source counts once.

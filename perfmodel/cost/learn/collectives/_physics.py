@@ -340,7 +340,7 @@ def _reductions(
     """Work of the algorithms of an all-reduce, which reduce, then distribute: every hop and every byte twice.
 
     Args:
-        share: of the buffer that a rank gets from others.
+        share: share of the buffer that a rank gets from others.
         ring_hops, tree_hops: inside and between nodes, one way.
     """
     several, local = xp.minimum(nodes - 1.0, 1.0), xp.minimum(per_node - 1, 1.0)

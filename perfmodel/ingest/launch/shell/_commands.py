@@ -119,7 +119,7 @@ class Commands(Builtins):
 
         Args:
             node: the command.
-            argv: its words.
+            argv: words of the command.
             stdin: text that the command before it in a pipeline gives to it.
         """
         texts = [word.text for word in argv]

@@ -475,7 +475,7 @@ def divided_at(text: str, separators: str, most: int = 0) -> list[str]:
     """Pieces of a text that `read`, or a variable without quotes, becomes.
 
     Args:
-        text: what is read.
+        text: the text to divide.
         separators: characters of IFS: blanks among them divide together, and the others each for itself.
         most: number of pieces, the last of which keeps its separators; 0 for as many as there are.
     """

@@ -63,7 +63,7 @@ def run_script(
 
     Args:
         text: the script.
-        place: its path; files that it sources are looked for beside it.
+        place: path of the script; files that it sources are looked for beside it.
         environment: variables that are set outside.
         arguments: the script's own, `$1` and so on.
         variables: set before it starts, as a scheduler does.
