@@ -1,5 +1,5 @@
-"""The package's exceptions, each of which says what is wrong, where, and what to do; and the cleaning of foreign text
-that they quote."""
+"""The package's exceptions. Each says what is wrong, where, and what to do. Text from outside is cleaned before it is
+quoted."""
 
 import re
 from collections.abc import Iterable
@@ -89,8 +89,8 @@ def _examples(names: list[str]) -> str:
 class Reason(Enum):
     """Reasons why a layout is rejected, as errors name them and searches count them.
 
-    Each has a sentence, in which `{}` stands for what it is about (`Rejection.about`), and the fields of a layout or
-    problem of which other values can remove it.
+    Each has a sentence, in which `{}` stands for its subject (`Rejection.about`), and the fields of a layout or problem
+    that one can change to remove it.
     """
 
     DEVICES = "tp*cp*pp does not divide the devices", ("tp", "cp", "pp", "devices")

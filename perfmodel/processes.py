@@ -54,7 +54,8 @@ def supervised(command: Sequence[str]) -> tuple[str, ...]:
     """
     if sys.platform != "linux":
         return tuple(command)
-    # This very file as a program, without the folders of packages, which a rank may have put things into.
+    # Run this file as a program of its own, isolated (-I) and without site packages (-S), which a rank may have
+    # changed.
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
 
 

@@ -1,8 +1,8 @@
 """Everything that is cached between calls.
 
-A session never changes an answer, only how soon it comes: a value is found again by everything that it follows from
-(whole frozen records, the content of files), never by a name, a path or a time. So no call has to name its session,
-and any may be cleared at any moment.
+A session never changes an answer, only how soon it comes: values are cached by everything that they depend on (whole
+frozen records, the content of files), never by a name, a path or a time. So no call has to name its session, and any
+may be cleared at any moment.
 """
 
 from collections import OrderedDict

@@ -188,8 +188,8 @@ class _ObservedLink(NamedTuple):
 
 
 def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_ObservedLink]:
-    """Collectives by size. Those of unknown size are assumed to be the predicted ones of their kind (or of any kind, if
-    no name identifies it), all longer by one factor."""
+    """Measured collectives by size. Those of unknown size are assumed to be the predicted ones of their kind (of any
+    kind, if no name identifies it), all slower by one common factor."""
     known = []
     for total in sides.events.values():
         if isinstance(total.op, Collective):

@@ -1,10 +1,10 @@
 """Prior and posterior of the parameters.
 
-What is known before is what the published record says of sites, and the kernel tables. A parameter is its class's
-factor at the site (`perfmodel.prediction.sites.SitePrior`), which all of the class share and which differs between
-classes together, plus what is its own, as wide as the intervals of its events. A profile (`Correction`) takes the place
-of both. Runs update it as the model of sites has it (`perfmodel.prediction.sites.FittedRuns`), around tangents of the
-timeline (Gauss-Newton).
+The prior comes from the published record of sites and from the kernel tables. A parameter is its class's factor at the
+site (`perfmodel.prediction.sites.SitePrior`), which all of the class share and which differs between classes together,
+plus what is its own, as wide as the intervals of its events. A profile (`Correction`) takes the place of both. Runs
+update it as the model of sites has it (`perfmodel.prediction.sites.FittedRuns`), around tangents of the timeline
+(Gauss-Newton).
 """
 
 from collections import defaultdict

@@ -158,7 +158,7 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
     if run.energy_per_million_tokens_j is not None:
         shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
         energy = "<" * run.energy_is_bound + figure(shown, 3)
-    # Only runs of a known number of tokens last so many days and cost so much.
+    # Days and cost are known only for a run of a stated number of tokens.
     of_whole_run = ()
     if run.days is not None:
         cost = "-" if run.cost_usd is None else f"${counted(run.cost_usd)}"

@@ -270,8 +270,7 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> None:
     framework = _export_framework(arguments)
     launch: Launch | None = arguments.launch
 
-    # A file of the same format is the template: what the layout does not say stays as it was
-    # there.
+    # A file of the same format is the template: settings that the layout does not determine stay as they are.
     template = launch.path if launch is not None and launch.format == launch_format(framework).name else None
     write_launch(arguments.export, _launch_text(arguments, result, framework, template))
 

@@ -184,10 +184,10 @@ def event_times(
 #
 # Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks
 # fall, others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice
-# the work take less time than half of it, or more than twice as long. In a step every kernel comes from other kernels,
-# and a framework is free to cut a large one in two: there twice the samples take as long at least, and twice as long at
-# most. What was measured stays, as far as measurements grow so among themselves; all else gives way to it. Element-wise
-# kernels are left as they are: what they leave in the cache the next kernel does find.
+# the work take less time than half of it, or more than twice as long. In a step a kernel follows other kernels, and a
+# framework may cut a large one in two. So twice the samples take at least as long, and at most twice as long. What was
+# measured stays, as far as measurements grow so among themselves; all else gives way to it. Element-wise kernels are
+# not changed: the next kernel really does find their results in the cache.
 
 
 FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
@@ -398,8 +398,8 @@ class MonotoneGrid:
             grid = log_alone[places].reshape(lattice.shape)
             is_measured = measured[places].reshape(lattice.shape)
 
-            # Products grow along their samples alone. By their sides none takes longer than a larger one, which it
-            # could be filled up to, or than two of half of it, which it could be cut into: small ones are not slowed by
+            # Products grow along their samples alone. A product takes no longer than a larger one, up to which it could
+            # be padded, and no longer than two halves, into which it could be cut. So small products are not slowed by
             # large ones. Times of too few samples give way to those of twice the samples.
             n_below_tile, side_axes = lattice.few, range(1, grid.ndim)
             is_product = isinstance(lattice.ops[0], Gemm)

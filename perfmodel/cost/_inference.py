@@ -65,10 +65,10 @@ def inference_times(
     """Times of events in an inference step, from servers' kernels where measured.
 
     The roofline is an upper bound for two kinds of kernels: element-wise ones, which tables also time one by one, and
-    memory-bound dense products on devices without measurements; measured devices keep within 15 % of it. Attention over
+    memory-bound dense products on devices without measurements (measured devices are within 15 % of it). Attention over
     a compressed cache was not measured (`latent_decode_s`). All-reduces run as one-shot kernels where these are faster
     (`one_shot_s`). Narrow weights are widened in registers (`_narrow_share`). No event is faster than reading its
-    weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache, but in a step the
+    weights or cache from memory. Tables repeat a kernel on operands that may stay in the L2 cache; in a step, that
     cache holds data of other layers by then.
 
     With twice the tokens or sequences, a time is between one and two times as long (`MonotoneGrid`), even for few of
@@ -165,9 +165,8 @@ def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) 
 
 
 def latent_decode_s(device: Device, op: Attention, read_s: float) -> float:
-    """Seconds of attention of one token per sequence over a cache of compressed keys, part of which are the values,
-    from the roofline of the stated rates; reading the cache once for all heads takes `read_s` at the nominal
-    bandwidth."""
+    """Seconds of attention of one token per sequence over a cache of compressed keys that contain the values, by the
+    roofline of the stated rates. Reading the cache once for all heads takes `read_s` at the nominal bandwidth."""
     compute_s = op.flops / (LATENT_COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
     return FIXED_S + max(compute_s, read_s / LATENT_MEMORY_SHARE)
 

@@ -130,8 +130,8 @@ class KernelModel:
     def table_times(self, table: "pd.DataFrame") -> EventTimes:
         """Times of the rows of a compute table as they were measured.
 
-        A row of a source that the weights rest on is asked of that source's software, with the host's launch floor
-        where the source timed eager calls; any other row gets what `times` answers for the same op.
+        A row of a source on which the weights rest is predicted for that source's software, with the host's launch
+        floor where the source timed eager calls. Any other row gets the result of `times` for the same op.
 
         Rows that cannot be priced get NaN and provenance `skipped: reason`; nothing is raised for them.
         """
@@ -251,7 +251,7 @@ class KernelModel:
         if any(query.figures.reached_share is not None for query in request.queries):
             self._speed_up_to_reached_share(answers, request, rows)
 
-        # The bounds below say what an unmeasured time can be. What was measured stays as it is.
+        # The bounds below say what an unmeasured time can be. Measured times are not changed.
         unmeasured = rows.unnamed & (answers.provenance != _MEASURED)
         self._bound_by_nominal_rate(answers, request, unmeasured)
         if dtypes & {"tf32", "fp64"} or FAMILIES[request.rows.family].op is Convolution:
@@ -350,7 +350,7 @@ class KernelModel:
     def _predict_attention(self, request: PriceQuery) -> Prediction:
         """Times of attention: the regressors' answers, then one correction after the other.
 
-        As for products, what is asked of a measured source is told as it was measured.
+        As for products, a query that names a measured source gets that source's times.
         """
         # A batch may take no longer than its halves one after the other, those no longer than theirs, and so on. All
         # are asked at once, each once; `half[i]` is the row of half of row i, `place` where the caller's rows stand.

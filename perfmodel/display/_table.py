@@ -1,7 +1,7 @@
 """Printed tables that never cut a figure, however narrow the window.
 
-A table that is too wide first folds its columns of words. What is still too wide goes on below: every row then takes
-several lines, of which the first begins with what names the row.
+A table that is too wide first folds its columns of words. Columns that still do not fit continue below: every row then
+takes several lines, the first of which begins with the row's name.
 """
 
 from collections.abc import Iterable, Sequence

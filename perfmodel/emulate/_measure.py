@@ -1,8 +1,8 @@
 """Measures time and CPU time of torch's gloo collectives on this machine, for price tables.
 
-A rank of such a measurement is `python -m perfmodel.emulate._measure OUT KINDS SIZES CALLS`. As in
-training, every call comes after some computing, when caches are cold, ranks not quite together and the library's
-threads asleep: calls in a tight loop take less of the core, and do not show its stalls.
+A rank of such a measurement is `python -m perfmodel.emulate._measure OUT KINDS SIZES CALLS`. As in training, every call
+follows some computation, so that caches are cold, ranks not quite together and the library's threads asleep. Calls in a
+tight loop take less of the core, and do not show its stalls.
 """
 
 import json
@@ -59,9 +59,9 @@ def measure_prices(
         wire: network to emulated ranks that exchange real messages; then, too, rank 0 alone is real.
 
     Returns:
-        collective, ranks, bytes, time_s, core_s (processor time of rank 0's process per call), means of calls; jitter
-        (standard deviation of the log of a rank's time for the same work); copies_per_s (speed of the core, see
-        `_clock.Core`: the median, at which all processor times are stated, whatever it was when each was measured).
+        A row per kind and size: `collective`, `ranks`, `bytes`; means over calls of `time_s` and `core_s` (processor
+        time of rank 0's process); `jitter` (standard deviation of the log of a rank's time for the same work); and
+        `copies_per_s` (speed of the core, `_clock.Core`: all processor times are converted to its median).
     """
     import pandas as pd
 

@@ -130,8 +130,8 @@ class PriceTable:
         """CPU time, interpolated in the same way, if necessary from another number of ranks; 0 without data.
 
         A ring takes n - 1 steps (all-reduce twice as many), each of which costs something, and moves (n - 1) / n of the
-        buffer through every rank (Thakur et al. 2005, section 4); what the smallest message takes is taken for the
-        steps'.
+        buffer through every rank (Thakur et al. 2005, section 4); the time of the smallest message is taken to be that
+        of the steps.
         """
         # The nearest number of ranks, scaled by what a ring does.
         measured = [ranks for kind, ranks in self.curves if kind == op.collective]

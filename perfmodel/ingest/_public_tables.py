@@ -68,8 +68,8 @@ _TYPES_IN_VARIANT: Final = "xla_perf_tables"
 _KEYS_OF_WHOLE_BATCH: Final = "vllm"
 """Software of the serving profiler whose decode rows state the cached keys of all sequences together.
 
-Read as keys of each sequence, nine in ten of its larger rows would beat the memory bandwidth, by up to
-ten times; read as their sum, times stay one to three times those of other sources at every batch.
+If it were the keys of each sequence, nine in ten of its larger rows would beat the memory bandwidth by up to ten times.
+As the sum over sequences, times are one to three times those of other sources at every batch.
 """
 _LAYER_NORM_MODEL: Final = "Phi-mini-MoE-instruct"
 """Model of the serving profiler whose norms are LayerNorm, one kernel of torch, though its `norm_unfused` rows call

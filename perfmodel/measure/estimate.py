@@ -211,7 +211,7 @@ class RemainingTime:
 
 def summary(estimates: Iterable[PointEstimate]) -> dict[str, Any]:
     """Rows, device-minutes and minutes per family and in all, as `--dry-run` prints them."""
-    # A row of n ranks takes n devices for its time: device-minutes are what is paid for, minutes what is waited for.
+    # A row of n ranks occupies n devices: users pay for device-minutes and wait for minutes.
     families: dict[str, dict[str, float]] = {}
     for estimate in estimates:
         family = families.setdefault(estimate.family, {"rows": 0, "device_minutes": 0.0, "minutes": 0.0})

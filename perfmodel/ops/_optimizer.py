@@ -112,7 +112,7 @@ def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
     norm = jax.jit(lambda gs: jnp.sqrt(sum(jnp.vdot(g, g) for g in gs)))
     clip = jax.jit(lambda gs, n: [g * jnp.minimum(1.0, 1.0 / n) for g in gs], donate_argnums=0)
     widen = jax.jit(lambda gs: [g.astype(jnp.float32) for g in gs])
-    # The traffic is that of any loss scale, as that of clipping is that of any threshold.
+    # The traffic does not depend on the loss scale, as that of clipping does not depend on the threshold.
     unscale = jax.jit(lambda gs: [g / 1024 for g in gs], donate_argnums=0)
     update = jax.jit(adam, donate_argnums=(0, 1, 2))
 

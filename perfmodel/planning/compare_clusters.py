@@ -208,8 +208,8 @@ def compare_problems(
         cluster = problem.cluster
         if progress:
             progress(f"search {cluster.name}", done, len(problems))
-        # A cluster that cannot run the job is listed with the reason (also an element type that the device lacks, or
-        # nothing measured); the others are compared by what the whole run takes, each with its own layout.
+        # A cluster that cannot run the job is listed with the reason (such as an element type that the device lacks).
+        # The others are compared by the whole run, each with its own layout.
         try:
             prediction = _recommended(problem, space, SearchOptions(strict=strict, min_fit=min_fit), calibration)
         except PerfModelError as error:

@@ -1,7 +1,7 @@
 """Breaks a step's time down into disjoint, non-negative parts that add up to the step time.
 
-Parts inside passes are means over pipeline ranks of what their compute streams do. What lies beside the passes is
-counted by what the step would be shorter without it: time that is hidden costs nothing. The bubble is what remains.
+Parts inside passes are means over pipeline ranks of what their compute streams do. Work beside the passes counts as
+much as the step would be shorter without it: hidden time costs nothing. The bubble is what remains.
 """
 
 from collections.abc import Callable, Sequence
@@ -279,7 +279,7 @@ def _ablate(programs: Sequence[_Program], step_s: float) -> tuple[dict[str, floa
     Args:
         step_s: the step time with all of them.
     """
-    # Take out one activity after another; what the step shortens by is what the activity costs.
+    # Remove one activity after another; an activity costs as much as the step shortens by.
     exposed_s: dict[str, float] = {}
     step_without_s: dict[str, float] = {}
     remaining_s = step_s

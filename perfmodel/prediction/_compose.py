@@ -1,8 +1,8 @@
 """Composes layouts into pipeline programs whose classes contain blocks and events.
 
-Layouts that share a program and a division of the model are composed together, a lane each: what a search evaluates
-differs far more in blocks and placements than in programs, and arrays with a row per layout cost next to nothing more
-than those of one.
+Layouts that share a program and a division of the model are composed together, one lane per layout. The layouts of a
+search differ far more in blocks and placements than in programs, and an array with a row per layout costs hardly more
+than that of a single one.
 """
 
 from collections import defaultdict

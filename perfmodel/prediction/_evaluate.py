@@ -67,8 +67,8 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
             spans.append(loops.submit(makespan_many, batch, durations_of_part))
         # Results are waited for here: an interrupt while an executor joins its thread would leave that running.
         spans_s = list(chain.from_iterable(part.result() for part in spans))
-    # Results come in the order of the groups. A step is the weighted sum of its programs' makespans, at least what its
-    # busiest rank takes, and what its samples take to arrive.
+    # Results come in the order of the groups. A step is the weighted sum of its programs' makespans, and no shorter
+    # than the work of its busiest rank or than the arrival of its samples.
     time_s = np.zeros(len(layouts))
     for (layout_batch, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
         time_s[list(layout_batch.lanes)] += weight * span_s
@@ -178,9 +178,9 @@ def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
 # that arithmetic is smooth but for switches between compute-bound, launch-bound and hidden, which a step that
 # small does not meet.
 #
-# `perfmodel.prediction.differentiable` traces the same arithmetic. These derivatives do not rest on it, as a fit asks
-# for them at hundreds of layouts, each a program to compile once more (seconds, against milliseconds here), and towards
-# parameters that it does not have: latency and volume by kind of collective, losses, skew, another machine altogether.
+# `perfmodel.prediction.differentiable` traces the same arithmetic. These derivatives do not use it for two reasons. A
+# fit needs them at hundreds of layouts, each of which would compile another program (seconds, against milliseconds
+# here). And it lacks some parameters: latency and volume by kind of collective, losses, skew, another machine.
 
 _STEP: Final = 1e-6
 """Change of a parameter for finite differences."""

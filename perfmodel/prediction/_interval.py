@@ -78,8 +78,9 @@ def _given_runs(
     derivatives = step_derivatives(problem, [layout], adjustment.names)
     slopes = derivatives.by_parameter / derivatives.step_s[:, None]
 
-    # Open are the parameters; events of this step that are less certain than those of the runs (parameters that no run
-    # touched count in full); what sets layouts this far from the runs apart; and the noise of one run.
+    # Four things are uncertain: the parameters; events of this step that are less certain than those of the runs
+    # (parameters that no run touched count in full); the difference of layouts this far from the runs; and the noise of
+    # one run.
     beyond = _events_beyond_runs(adjustment, path, derivatives.step_s[0])
     events = {f"events: {name}": sd for name, sd in beyond}
     points = np.array([layout_coordinates(problem.setting, layout)])

@@ -431,8 +431,8 @@ def _transient(
         trains: whether forward keeps anything for a backward.
     """
     xp = ranks.stored_full.__array_namespace__()
-    # The head, and whatever else stands behind all layers, runs its backward first: while a layer's runs, what the head
-    # kept of its micro-batch is gone, and while the head runs, no layer is on its way to or from the host.
+    # The head, like every block behind the layers, runs its backward first. While a layer's backward runs, the head's
+    # activations of that micro-batch are gone, and while the head runs, no layer is on its way to or from the host.
     stands_behind = np.flip(np.cumsum(np.flip(blocks.layers, -1), -1), -1) == 0
     kept_behind = sum_over_blocks(xp.minimum(ranks.in_flight, ranks.stored), blocks.kept_bytes * stands_behind) * trains
     while_head_runs = largest_of_blocks(blocks.transient_bytes * stands_behind, ranks.stored > 0)

@@ -1,7 +1,7 @@
 """Divides a program by the kinds of nodes that it runs on; usually there is one.
 
-On nodes of several kinds every class is of the kind that its stage lies on (`by_node_kind`): all of its blocks and
-collectives are those of that kind, and what two kinds exchange takes as long as at the slower end.
+On nodes of several kinds every class belongs to the kind of its stage (`by_node_kind`): its blocks and collectives take
+that kind's times, and a transfer between two kinds takes as long as at the slower end.
 """
 
 from collections.abc import Mapping, Sequence

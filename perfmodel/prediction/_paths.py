@@ -1,8 +1,8 @@
 """Paths through a program that give lower bounds of the step time for any durations.
 
-The makespan is the longest of all paths through the program, so any of them bounds it from below. Taken are
-those that are long in practice: to a rank's first pass down the stages before it, through the rank's own
-passes, and from its last input gradient back up to the first stage.
+The makespan is the longest of all paths through the program, so any of them bounds it from below. Only paths that are
+long in practice are used: down the stages to a rank's first pass, through the rank's own passes, and from its last
+input gradient back up to the first stage.
 """
 
 from dataclasses import dataclass, replace
@@ -112,9 +112,9 @@ def joined(paths: Paths, further: Paths) -> Paths:
 
 
 def steady_paths(schedule: Schedule, steps: int, combines: bool = False) -> Paths:
-    """Work of each rank per step, for `steps` overlapping steps.
+    """Work on the path through each rank's own passes, per step of `steps` overlapping ones.
 
-    `transit` is the way of a micro-batch to the rank's first pass and from its last input gradient.
+    `transit` is the work on a micro-batch before the rank's first pass and after its last input gradient.
 
     Args:
         combines: see `ProgramSpec.combines_passes`.

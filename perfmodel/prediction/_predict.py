@@ -105,7 +105,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     # Memory of every rank, and whether it fits.
     memory = step_memory(problem, batch)
 
-    # Summary: what the step consists of, and what lies on its longest path.
+    # Summary: the parts of the step, and the events on its longest path.
     account = step_account(problem, programs, computed_s)
     path = CriticalPath(first, gradient)
     time_account = _time_account(account, path, step_s, computed_s, input_s, busy_fraction)

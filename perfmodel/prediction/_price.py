@@ -184,9 +184,9 @@ def slowdown_under_load(problem: StepProblem, ops: Sequence[Op], times: EventTim
 def _sustained_share(problem: StepProblem) -> float:
     """The share of their sustained times that kernels above the power limit take in a step (`sustained_share`).
 
-    It is that of the whole model's passes on one device with micro-batches that fill it. Layouts share it: what they
-    divide changes the kernels' sizes, but hardly what they are. Waits for communication, which would raise it, are
-    left out.
+    It is that of the whole model's passes on one device with micro-batches that fill it. All layouts share it: dividing
+    the model changes the sizes of the kernels, but hardly their kinds. Waits for communication, which would raise it,
+    are left out.
     """
     device, job = problem.cluster.device, problem.job
     if not has_power_law(device):
@@ -232,8 +232,8 @@ def no_faster_than_undivided(problem: StepProblem, ops: Sequence[Op], times: Eve
 def moved_by_runs(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> EventTimes:
     """Correct times by measured runs: the user's own, or those of the published record (`Adjustment.times`).
 
-    Most runs are of a die's whole parts. What makes kernels wait there does not grow where tensor units are slower, so
-    the time by which these lengthen a product stays as it is.
+    Most runs are of a die's whole parts. The waits of kernels there do not grow where tensor units are slower, so the
+    time by which slow tensor units lengthen a product is not scaled.
     """
     if problem.adjustment is None:
         return times

@@ -1,7 +1,7 @@
 """Step problems: everything that is fixed while layouts vary, with the session's caches.
 
-A function worth caching takes one of two records and whatever else it depends on, and its results are found again by
-exactly these arguments (`session_cached`), or item by item where it works on many at once (`session_cached_each`). A
+A function worth caching takes one of two records and all else that it depends on as arguments. Its results are cached
+by exactly these arguments (`session_cached`), or item by item where it works on many at once (`session_cached_each`). A
 `Setting` has no prices, so that events and memory, which follow from it alone, are shared by all problems that differ
 in prices: hundreds while runs are fitted.
 """

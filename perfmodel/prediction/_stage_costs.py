@@ -79,7 +79,7 @@ def stage_costs(
     full, fits = _full_layers(problem, layout_batch, recomputes)
     runs = fits & _possible(layout_batch)
 
-    # The first layers of a stage are those recomputed in full: what they take is a difference of cumulated seconds.
+    # The first layers of a stage are recomputed in full: their time is a difference of cumulated seconds.
     block_s = pass_s(problem, layout_batch)
     recomputed_s = cumulative @ full_recompute_s(phase_s(problem, layout_batch), layout_batch.modes)[0]
     start = np.arange(len(cumulative))[:, None]

@@ -49,11 +49,11 @@ def overlap_of_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
     occurrences = np.bincount(structure.duration, minlength=structure.n_classes)
 
-    # Of a pipeline, only the first stage counts: all stages launch their exchanges at once (Megatron-LM's
-    # `align_grad_reduce` and `align_param_gather`), so that what they cost delays a step once, and the first stage
-    # begins and ends it. Otherwise they would delay the stages of the last backward one after another, by more than
-    # without overlap. What is communicated for a chunk as a whole comes before or after all passes of the chunk, and is
-    # beside nothing.
+    # In a pipeline only the first stage counts. All stages launch their exchanges at once (Megatron-LM's
+    # `align_grad_reduce` and `align_param_gather`), so that these delay a step once, and the first stage begins and
+    # ends the step. Otherwise they would delay the stages of the last backward one after another, by more than without
+    # overlap. What is communicated for a chunk as a whole comes before or after all passes of the chunk, and is beside
+    # nothing.
     comms: list[int] = []
     passes_beside: list[int] = []
     shares: list[float] = []

@@ -330,7 +330,7 @@ def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
 
 
 def _products_of_experts(blocks: ShardBlocks) -> Bool[np.ndarray, " ops"]:
-    """Which events are products of experts."""
+    """Mark the events that are products of experts."""
     return np.array([isinstance(op, Gemm) and op.grouped for op in blocks.ops], bool)
 
 

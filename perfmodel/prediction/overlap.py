@@ -213,9 +213,9 @@ def time_phases(
     meetings = (events.counts * (meets & ~events.kernel)).sum(axis=2)
     lateness = events.counts @ (events.lateness * meets)
 
-    # Hosts add a time for each collective. Devices of one kind differ in speed, so that ranks are the further apart the
-    # longer they computed since they last met: all collectives of a phase together wait for a share of its kernels,
-    # however many they are. Short kernels between many collectives do not make ranks wait long.
+    # Hosts add a time for each collective. Devices of one kind differ in speed, so ranks drift further apart the longer
+    # they compute between meetings. All collectives of a phase together therefore wait for a share of its kernels'
+    # time, however many they are. Short kernels between many collectives do not make ranks wait long.
     computed_s = overlappable_s.sum(axis=2)
     waiting_s = events.arrival_spread_s * lateness + events.kernel_spread * computed_s * _ratio(lateness, meetings)
     return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
@@ -267,9 +267,9 @@ def _ring_shares(events: BlockEvents, time_s: Float[Any, " ops"]) -> Float[Any, 
     n = xp.ceil((events.counts * events.in_rings).sum(axis=2))[:, :, None]
     each_s = _ratio((events.counts * (time_s * events.in_rings)).sum(axis=2)[:, :, None], n)
 
-    # Each of a phase's n collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`:
-    # a buffer for every pair), the n longest ones where there are more: what is long enough to hide the gather before a
-    # wide product does nothing for the sum after a narrow one.
+    # Each of a phase's n collectives hides behind one product of the phase (Transformer Engine pytorch/module/base.py
+    # `add_ub`: a buffer for every pair), behind the n longest where there are more products. A product long enough to
+    # hide the gather before it does not help the sum after a narrow one.
     by_length = xp.argsort(-time_s * events.ring_product)
     ranked = xp.floor(events.counts * events.ring_product)[:, :, by_length]
     in_rings = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)

@@ -1,8 +1,8 @@
 """Placement of process groups, and the network tiers that their collectives cross.
 
-`Layout.order` says which dimension varies fastest over consecutive ranks. Experts divide the ranks of a pipeline
-stage anew (parallel folding): ranks that shard an expert are counted along tp first, then from the inside out; ranks
-with different experts are consecutive ones of those left, and the others hold replicas. Where tp is innermost, as by
+`Layout.order` says which dimension varies fastest over consecutive ranks. Experts divide the ranks of a pipeline stage
+anew (parallel folding). Ranks that shard an expert are counted along tp first, then from the inside out. Of the
+remaining ranks, consecutive ones hold different experts, and the others hold replicas. Where tp is innermost, as by
 default, that is how Megatron-Core numbers them (its `RankGenerator` for experts).
 """
 

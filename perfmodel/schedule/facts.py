@@ -131,7 +131,7 @@ class ChunkTimes:
 
     def pass_times(self, schedule: Schedule, unit: int = 1) -> PassTimes:
         """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
-        # The transfer's time is that of a message, whatever it carries.
+        # A transfer takes as long as a message, whatever it carries.
         ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
         return PassTimes(
             float(self.forward * part) * ones,

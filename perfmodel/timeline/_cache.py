@@ -1,7 +1,7 @@
 """Disk cache of compiled structures.
 
-Files lie in as many folders as a name's first digit has values, each kept within its part of the limit whenever one is
-added: the cache never exceeds the limit, and no process has to look at all of it.
+Files lie in one folder per first digit of their name. Adding a file shortens its folder to its part of the limit, so
+that the cache never exceeds the limit and no process has to look at all of it.
 """
 
 import hashlib

@@ -81,7 +81,7 @@ def memory(
     change = np.concatenate([-freed_bytes, allocated_bytes])
     device = structure.device[np.concatenate([frees, allocates])]
 
-    # By device, then by time; at equal times what is freed comes before what is allocated.
+    # By device, then by time; at equal times memory is freed before it is allocated.
     is_allocation = np.arange(len(device)) >= len(frees)
     order = np.lexsort((is_allocation, time_s, device))
     bounds = np.searchsorted(device[order], np.arange(structure.devices + 1))

@@ -19,8 +19,8 @@ BUNDLE: Final = 16
 """Most ops of a bundle, and number of slots of a block."""
 
 GROUP: Final = 4
-"""No slot is written again before the end of the aligned group of this many positions that reads it
-last, so that a loop may process a group and then still read every source of the group."""
+"""A slot is not reused before the end of the aligned group of this many positions that reads it last, so that a loop
+may process a group and then still read all of the group's sources."""
 
 ZERO_SLOT: Final = 0
 """Slot that holds 0, the start of an op without predecessors."""

@@ -84,7 +84,7 @@ def fit_sites(
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
 
-    # A source is predicted without what its own team taught: constants are those of all other teams.
+    # A source is predicted with constants fitted to all other teams.
     def clocked(source: str) -> Site:
         return Site(sustained=sustained_from(medians, source), population=NEUTRAL, left_out=team_key(source))
 

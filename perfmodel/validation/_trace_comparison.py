@@ -1,10 +1,9 @@
 """Compares measured traces of any profiler with predicted timelines.
 
-Activities are matched by device and by what both sides say of them: name, or phase, stage and micro-batch. What
-the measured trace does not tell apart is not told apart in the prediction either. Where one side is finer (single
-kernels within a predicted pass) both are compared from their first start to their last end; a trace without any
-tags is matched in order, where the numbers of activities agree. Otherwise only batch time and idle time are
-compared.
+Activities are matched by device and by what both sides say of them: name, or phase, stage and micro-batch. Activities
+that the measured trace does not distinguish are not distinguished in the prediction either. Where one side is finer
+(single kernels within a predicted pass) both are compared from their first start to their last end; a trace without any
+tags is matched in order, where the numbers of activities agree. Otherwise only batch time and idle time are compared.
 """
 
 from collections.abc import Sequence

@@ -318,9 +318,9 @@ def _attention_core(
     chunk = window if model.attention.chunked_window and window < seq_kv else 0
     if local.job.kernels.flash_attention:
         core = _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
-        # For its gradient fused attention keeps its result beyond what the output projection keeps: in 8 bits a copy of
-        # its own (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`), otherwise
-        # the tensor that the projection keeps, or keeps no more where its weight is frozen.
+        # Fused attention keeps its result for its own gradient. In 8 bits this is an additional copy (Transformer
+        # Engine 2, pytorch/attention/dot_product_attention/backends.py `FusedAttnFunc`); otherwise it is the tensor
+        # that the output projection keeps too, or would keep if its weight were not frozen.
         kept_bytes = float(local.tokens) * local.heads * d_v
         if not local.job.narrow.fp8_attention:
             kept_bytes = kept_bytes * local.act_bytes * local.precision.frozen

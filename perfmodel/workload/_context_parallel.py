@@ -83,9 +83,9 @@ def _ring(local: ShardSizes, attention: Attention, *, gathered: bool) -> Context
         window = attention.window if attention.window < keys else 0
         return replace(attention, seq_kv=keys, causal=causal, window=window)
 
-    # The first step has the rank's own keys, under the causal mask. The others have those of one other rank each: of a
-    # balanced causal ring half a square (all queries with the earlier half of the keys, or the later half with all
-    # keys), else all keys of tokens before those of the step, which are spread over the ranks too.
+    # The first step has the rank's own keys, under the causal mask. Each other step has the keys of one other rank. In
+    # a balanced causal ring that is half a square (all queries with the earlier half of the keys, or the later half of
+    # the queries with all keys); otherwise it is all keys of earlier tokens, which are spread over the ranks too.
     half = keys_per_rank - q // 2 if attention.causal and local.shard.cp_balanced else keys_per_rank
 
     # Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their gradients make cp,

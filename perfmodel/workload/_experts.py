@@ -252,8 +252,8 @@ def _permutation(local: ShardSizes, routing: Routing) -> tuple[tuple[KernelOp, .
     if local.job.experts.expert_dispatcher != "alltoall" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
 
-    # An all-to-all dispatcher copies what it sends, and sorts what it receives by local expert (Megatron-LM
-    # `moe_utils.permute`, `sort_chunks_by_idxs`).
+    # An all-to-all dispatcher copies the tokens that it sends, and sorts those that it receives by local expert
+    # (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`).
     by_expert = (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
     return (moved(routing.sent), *by_expert), (
         *by_expert,

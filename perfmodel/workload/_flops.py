@@ -175,7 +175,7 @@ def _sub_layer_counts(model: Transformer) -> Counter[str]:
 
 
 def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
-    """Elements of weights that a token passes in the layers."""
+    """Number of weights in the layers that one token is multiplied with."""
     h, hybrid = model.hidden, model.hybrid
     # A module of multi-token prediction also joins two hidden states.
     weights = (
@@ -367,7 +367,7 @@ def _dense_flops(layers: float, head: float, job: Job) -> ModelFlops:
 
 
 def _score_width(model: Transformer) -> int:
-    """Multiplications of one attention for a pair of tokens, over all heads."""
+    """Multiplications of one attention layer for one pair of query and key, over all heads."""
     d_qk, d_v = _head_dims(model)
     return model.heads * (d_qk + d_v)
 

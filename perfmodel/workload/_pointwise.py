@@ -77,8 +77,8 @@ def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list
         before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes])
     after = [norm(model, local)] if model.norms.norm_at != "input" else []
 
-    # Conditioning scales and shifts what the norm gives and gates what is added: products of one row per sequence,
-    # and passes over the tokens.
+    # Conditioning scales and shifts the norm's result and gates the sum: products of one row per sequence, and passes
+    # over the tokens.
     if model.norms.adaln:
         before += conditioning(local, 3, [("mul", 2), ("add", 2)])
         after.append(_pass(local, [("mul", 2)]))

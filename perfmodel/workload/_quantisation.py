@@ -132,7 +132,7 @@ def casts_operands(precision: Precision) -> bool:
 
 def product_casts(precision: Precision, m: int, n: int, k: int) -> ProductCasts:
     """The casts around Y[m, n] = X[m, k] W[k, n] and its gradients, where operands are cast (`casts_operands`)."""
-    # Operands of the weight gradient are those that the other products have transposed, or are made anew, or are wide.
+    # Operands of the weight gradient come transposed from the other products, are quantised again, or stay wide.
     weight_gradient: tuple[MemoryBound, ...] = ()
     if precision.recipe not in WIDE_WEIGHT_GRADIENTS:
         again = max(1, round(m * _TRANSPOSED_AGAIN)) if precision.recipe in _ONE_GRADIENT_CAST else m
@@ -188,8 +188,7 @@ def is_cast(op: Op) -> bool:
 def quantised_again(precision: Precision, rows: int, hidden: int, *, gradient: bool = False) -> tuple[MemoryBound, ...]:
     """The kernel that requantises an operand, which most recipes already have in narrow form.
 
-    Such are a weight, of which they keep a narrow copy, and operands of the weight gradient, of which they have a
-    transposed one.
+    These are a weight, which has a narrow copy, and operands of the weight gradient, which have a transposed one.
     """
     if precision.recipe not in _EACH_PRODUCT:
         return ()

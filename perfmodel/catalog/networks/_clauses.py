@@ -156,7 +156,7 @@ def _with_token(adapters: AdapterSet, kind: str, match: re.Match[str]) -> Adapte
         rate = _gbit_per_s(match)
         if match["ethernet"] and not adapters.family:
             adapters = replace(adapters, family="Ethernet")
-        # `10Gb/25Gb/100Gb`: what the adapter can be set to, of which the fastest counts
+        # `10Gb/25Gb/100Gb`: rates that the adapter can be set to; the fastest counts
         return replace(adapters, gbit_per_s=max(rate, adapters.gbit_per_s or 0.0))
     if kind in ("per_node", "per_device", "per_adapter", "per_rack"):
         return replace(adapters, scope=kind.removeprefix("per_"))

@@ -155,9 +155,9 @@ def cluster_for(
     6. Inside a node: the device's own link, `PCIe` the host link. `NVL72`, in words or a device's name, joins 72;
        adapters of a node are then those of its trays of `devices_per_node` devices.
     7. Of networks for several purposes (`Compute: ..., Management: ...`) the one for computing counts.
-    8. TPU: the node is the slice, which is a whole pod where only the host's size is told; its torus counts as one
-       level at the rate of all links together, which is right for collectives over the whole slice and optimistic
-       along one axis.
+    8. On TPUs the node is the slice: a whole pod where only the host's size is stated. Its torus counts as one level at
+       the rate of all links together, which is exact for collectives over the whole slice and optimistic along one
+       axis.
 
     Raises:
         UnknownNameError: for a device that the catalog does not know.
@@ -167,7 +167,7 @@ def cluster_for(
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
     network = read_network(inter_link) if isinstance(inter_link, str) else inter_link
-    # Numbers of the table first, then what the device's own ports are: both change what the words mean.
+    # First the numbers of the table, then the device's own ports: both change what the words mean.
     network = _on_ports(accelerator, network.with_adapters(nics_per_node, nic_gbit_per_s))
     # Either description may name the rack.
     rack = max(rack_size(intra_link), network.domain)

@@ -44,9 +44,9 @@ _ABSENT: Final = re.compile(r"^\s*(?:none\b|no network\b|(?:one|single|1)[- ](?:
 def read_network(text: str) -> Network:
     """Parse a network description: `8x400 Gb/s`, `3.2 Tbps`, `4x HDR`, `EFA v2 3200`, `RoCE 200G`, ...
 
-    A rate without `per` is the whole node's; one that is the rate of the adapter or link that is named (`InfiniBand
-    NDR 400 Gb/s`), and a name alone, is that of each device's own adapter. Of several networks the one for computing
-    counts, see the module. Words that the grammar does not have are returned in `not_understood`, and not used.
+    A rate without `per` is the whole node's. A name alone means an adapter per device, and so does a rate that equals
+    the named adapter's or link's (`InfiniBand NDR 400 Gb/s`). Of several networks the one for computing counts, see the
+    module. Words that the grammar does not have are returned in `not_understood`, and not used.
 
     Raises:
         PerfModelError: a rate that no adapter of the name has, such as `4x HDR 400 GB/s`.

@@ -316,7 +316,8 @@ def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
 
 
 def whole_backward(rows: Rows) -> Rows:
-    """Rows of `bwd` that rows of gradient products belong to, without accumulation: inverse of `gradient_products`."""
+    """Turn rows of single gradient products (input or weight gradient) into rows of the whole backward pass: the
+    inverse of `gradient_products`."""
     return rows.changed(_gradient_rule(rows).join(rows.shape, rows.columns), pass_=WHOLE)
 
 

@@ -59,8 +59,8 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
 def sealed_weights(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file with its checksum among the metadata: the same bytes for the same content.
 
-    The library writes metadata in an order that differs from call to call, so the header is written anew: eight bytes
-    with its length, then JSON, filled with spaces up to a multiple of eight.
+    The library writes metadata in an order that differs from call to call. So the header is rewritten: eight bytes with
+    its length, then JSON, padded with spaces to a multiple of eight.
     """
     from safetensors.numpy import save
 
@@ -149,7 +149,8 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         raise _unreadable(path, error) from None
     described = _described(metadata, path)
     require_intact(content, path)
-    # Parsed and sealed: what is wrong from here on is a file that was made wrong, so every step says what it lacks.
+    # The file is parsed and its checksum is right, so an error from here on means that it was written wrongly: every
+    # step names what is missing.
     stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
     groups = tuple((int(stack), KernelKind.parse(kind)) for stack, kind in described["groups"])
     family = described["family"]

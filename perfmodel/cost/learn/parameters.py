@@ -153,8 +153,8 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
 def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
     """`rows @ matrix`; in NumPy row by row, so that no row's rounding depends on how many others there are.
 
-    A product of many rows takes other kernels, which add in another order, for other numbers of them: a time would
-    depend on what else was asked in the same call, and so on what was remembered from earlier ones.
+    A matrix product uses different kernels, with another order of additions, for different numbers of rows. A time
+    would then depend on the other queries of the same call, and so on what was cached from earlier ones.
     """
     if xp is not np:
         return rows @ matrix

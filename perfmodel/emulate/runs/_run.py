@@ -200,7 +200,7 @@ def read_run(folder: Path) -> EmulatedRun:
 def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
     """The rank's run with the times of its collectives from the emulated ranks' log.
 
-    `bytes` is what the busier direction carried; in_bytes, out_bytes: what the emulated ranks received and sent.
+    `bytes` counts the busier direction; `in_bytes` and `out_bytes` count what the emulated ranks received and sent.
     """
     import pandas as pd
 

@@ -1,9 +1,9 @@
 """Collectives that a real rank waits in, and whether two real ranks wait in different ones.
 
 Ranks that call different collectives wait for each other's messages for as long as their library has patience. Where
-all members of a group are real, their messages pass nobody who could compare them. torch's flight recorder keeps the
-last calls of every process, so each rank looks there twice a second and tells what it waits in; whoever started the
-ranks compares.
+all members of a group are real, no process of ours sees their messages. But torch's flight recorder keeps the last
+calls of every process: each rank reads it twice a second and reports the call that it waits in, and the process that
+started the ranks compares the reports.
 """
 
 import json

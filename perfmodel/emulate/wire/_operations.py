@@ -1,10 +1,10 @@
 """One collective on the emulated ranks' side: received messages, and when others may be sent.
 
 Of an operation's graph of messages only those between real and emulated ranks are on the wire (NeuronaBox, section
-2.2). All ranks run one program and begin it together, so that the emulated ranks' place in it is the real rank's own:
-when that is ready for its k-th message of a ring, a halving-doubling exchange, a barrier or an all-to-all, the other
-side has just come to send it. A tree and a scatter are not alike for all: what has to happen first among emulated
-ranks is counted in steps.
+2.2). All ranks run one program and begin it together, so the emulated ranks are always as far as the real one: when it
+is ready for its k-th message of a ring, a halving-doubling exchange, a barrier or an all-to-all, the other side is just
+about to send it. A tree and a scatter are not alike for all: what has to happen first among emulated ranks is counted
+in steps.
 """
 
 from collections.abc import Callable

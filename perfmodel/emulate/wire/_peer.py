@@ -1,8 +1,8 @@
 """The process of the emulated ranks: `python -m perfmodel.emulate.wire._peer`, on this host or on another one.
 
-One process without torch stands for all emulated ranks. Real ranks connect to it as to the ranks that they believe in
-and send their library's messages; it answers them message by message (`_operations`), nothing else: no model, no
-reduction, no messages among emulated ranks.
+One process without torch stands for all emulated ranks. Real ranks connect to it as if it were the other ranks, and
+send their library's messages. It only answers them, message by message (`_operations`): there is no model, no reduction
+and no message among emulated ranks.
 
 It reads its orders, a JSON object, from the first line of standard input, and says `ready PORT` on standard output when
 real ranks may come. When standard input ends it writes what it noted as a JSON object, and ends too.

@@ -221,8 +221,8 @@ class PeerProcess:
     @property
     def failed(self) -> bool:
         """Whether the process has ended, or is ending, before it was told to."""
-        # It prints its reason before its connections close, and ranks fail only then, some of them before this process
-        # is over: whoever looks here after a rank has failed sees which of them was first.
+        # It prints its reason before its connections close. Ranks fail only then, and some of them before this process
+        # ends, so a look here after a rank has failed shows which came first.
         if self.process.poll() is not None or self.process.stdout is None:
             return True
         return bool(select.select([self.process.stdout], [], [], 0.0)[0])

@@ -152,7 +152,7 @@ def read_arguments(
     entries = command_entries(best.argv, known, switches)
     started = _numbers_of(best.argv, bool({"nodes", "ntasks"} & set(job)))
     if "ntasks-per-node" in started:
-        # The job's number of tasks is that of the whole job, of which this command runs a part.
+        # The job's number of tasks is that of the whole job, and this command runs only part of it.
         job.pop("ntasks", None)
     for option, number in (job | started).items():
         entries[f"sbatch-{option}"] = Entry(str(number), 0)
@@ -246,7 +246,7 @@ def _known_values(command: Command, known: frozenset[str], switches: frozenset[s
 
 
 def _numbers_of(argv: Sequence[Word], has_nodes: bool) -> dict[str, int]:
-    """Numbers that the schedulers which start a command are told.
+    """Numbers of nodes, tasks and processes in the options of the schedulers that start a command.
 
     Args:
         argv: words of the command.

@@ -57,8 +57,8 @@ def stage_as_it_runs(stage: int, dtype: str) -> Fields:
 def _half(settings: Mapping[str, Any]) -> tuple[str, str]:
     """Element type of a file, and a remark if it is a guess.
 
-    `auto` is what Hugging Face's Trainer fills in from its own --bf16 and --fp16: a file that leaves a type to it is
-    meant for that type, and one that leaves both for the newer.
+    Hugging Face's Trainer replaces `auto` by its own --bf16 and --fp16. So a file with `auto` for one type means that
+    type, and a file with `auto` for both means the newer one.
     """
     left_open: dict[str, str] = {}
     for name, value in settings.items():

@@ -134,7 +134,7 @@ def _requested(container: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _command(container: Mapping[str, Any]) -> str:
-    """What a container runs, as lines of a shell script; empty if its image decides."""
+    """The command of a container as lines of a shell script; empty if its image decides."""
     words = []
     for key in ("command", "args"):
         value = container.get(key)

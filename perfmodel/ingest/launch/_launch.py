@@ -167,8 +167,8 @@ def settle(
     stated = replace(stated, defaults=stated.defaults | framework_defaults)
     known = stated.defaults | stated.fields
 
-    # A file may well leave the model or the devices open (both are often given on the command line of the framework):
-    # what is missing is collected, so that one answer names all of it.
+    # A file may leave the model or the devices open, since both are often given on the framework's command line.
+    # Missing settings are collected, so that one error names them all.
     model = overrides.model or model_of(known, place, Path(place).name.partition(".")[0])
     missing = [] if model else [_no_model(known)]
     degrees = _degrees(known, overrides, place, accumulation_is_stated="grad_accum" in stated.fields)

@@ -93,8 +93,9 @@ _KEPT_BY_CHOICE: Final = (
 def _recompute(settings: Mapping[str, Any]) -> Fields:
     if "remat_policy" not in settings:
         return {}
-    # Policies name what is kept for backward (`get_remat_policy` of MaxText/layers/decoders.py); kinds of recompute say
-    # what is run again. Where a policy lies between two kinds, the nearer one is taken and said.
+    # Policies name the tensors that are kept for backward (`get_remat_policy` of MaxText/layers/decoders.py); our kinds
+    # of recompute name the operations that run again. Where a policy lies between two kinds, the nearer one is taken
+    # and said.
     name = TEXT.read(settings["remat_policy"]).lower()
     # Most of a layer's memory is what the feed-forward's products give: whether these are kept decides.
     if name == "custom":

@@ -56,8 +56,8 @@ def scheduled_settings(job: Mapping[str, int]) -> dict[str, int]:
 
 def world_of(settings: Mapping[str, Any]) -> Fields:
     """Devices of the job: from the launcher (torchrun, DeepSpeed's, Accelerate's), else from the scheduler."""
-    # Who starts the processes knows their number best: torchrun's and DeepSpeed's flags per node, then launchers that
-    # count all processes, and at last what the job asks its scheduler for.
+    # The program that starts the processes knows their number best: first torchrun's and DeepSpeed's flags per node,
+    # then launchers that count all processes, and last the job's request to its scheduler.
     scheduled = {}
     for name in SCHEDULED:
         if str(settings.get(f"sbatch-{name}", "")).isdecimal():

@@ -1,5 +1,5 @@
-"""Calls in a Python script that is followed symbolically (`python_script`): functions and classes of the script, those
-of Python's library from which settings come, and those from outside, of which a record is kept."""
+"""Calls in a Python script that is followed symbolically (`python_script`): of the script's own functions and classes,
+of functions of Python's library that settings come from, and of foreign ones, which are recorded."""
 
 import ast
 from abc import abstractmethod

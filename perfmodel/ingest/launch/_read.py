@@ -424,7 +424,7 @@ def _of_job(text: str, place: str) -> tuple[Source, LaunchFormat] | None:
     source, form = of_command
     if form is MAXTEXT:
         source = replace(source, entries=over_slices(source.entries, job.slices))
-    # The devices that all pods or nodes ask for are those of the job, whatever each one's launcher says.
+    # The job has the devices that all its pods or nodes request, whatever the launcher of each says.
     return replace(source, devices=job.devices or source.devices), form
 
 

@@ -173,7 +173,7 @@ def named_optimizer(name: Any) -> Fields:
 def words(meanings: Mapping[Any, Any]) -> Values:
     """A kind of value with fixed words and their meanings, ignoring case; of several words for one meaning, the first
     is written."""
-    # Both directions come from one table, so that what is written is read back as what was meant.
+    # Both directions come from one table, so that a written value is read back as the same setting.
     known = {word.lower() if isinstance(word, str) else word: meaning for word, meaning in meanings.items()}
     written: dict[Any, Any] = {}
     for word, meaning in meanings.items():

@@ -45,7 +45,8 @@ def model_name(builder: str) -> str:
     name = builder.rpartition(".")[2]
     name = re.sub(r"^(qlora|lora|dora|qdora)_", "", name)
     name = re.sub(r"_(instruct|base|chat)$", "", name)
-    # What is its experts' word here is told elsewhere by the parameters that a token uses (`30b_a3b`).
+    # Elsewhere, the number of parameters that a token uses (`30b_a3b`) marks a model with experts; here it is this
+    # word.
     name = re.sub(r"_moe_(\d+b_a\d+b)$", r"_\1", name)
     name = _CATALOG_NAMES.get(name, name)
     parts = name.split("_")
@@ -92,7 +93,7 @@ def _types(settings: Mapping[str, Any]) -> Fields:
     fields = optimizer_fields(settings["optimizer._component_"]) if "optimizer._component_" in settings else {}
     dtype = words({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}).read(settings.get("dtype", "fp32"))
     fields["dtype"] = dtype
-    # There is no autocast and there are no master weights in torchtune: what is loaded is what is trained.
+    # torchtune has neither autocast nor master weights: it trains the weights in the type in which it loads them.
     if dtype == "bf16":
         fields["grad_dtype"] = "bf16"
         if fields.get("optimizer", "adam") == "adam":

@@ -185,7 +185,7 @@ def _first_of(settings: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _batches(settings: Mapping[str, Any]) -> Fields:
-    # The nested value counts, as it is what the runner is given.
+    # The nested value counts, because it is the one passed to the runner.
     stated = {"micro": _first_of(settings, _BATCHES[:2]), "passes": _first_of(settings, _BATCHES[2:])}
     stated = {name: value for name, value in stated.items() if value is not None}
     return accumulation_fields(stated, "micro", "passes", 1)

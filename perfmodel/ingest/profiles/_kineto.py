@@ -1,8 +1,8 @@
 """PyTorch profiler (Kineto) Chrome traces: activities of devices, and kernels with the operators that launched them.
 
-Kernels are tied to their launch by `correlation`, to operators by `External id` or, where that names none, as the
-innermost ones around the launch; the passes and steps that they belong to are those whose ranges lie around the launch.
-A trace without a device's kernels is read as one of the CPU: its outermost operators are the activities.
+A kernel is tied to its launch by `correlation`, and to its operator by `External id` or, where that names none, as the
+innermost operator around the launch. Its pass and step are those whose ranges lie around the launch. A trace without a
+device's kernels is read as one of the CPU: its outermost operators are the activities.
 """
 
 from collections import defaultdict

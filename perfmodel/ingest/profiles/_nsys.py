@@ -1,8 +1,8 @@
 """Nsight Systems reports exported with `nsys export --type sqlite`.
 
-Tables and columns come and go with versions: a reader takes what is there, and says what is missing where it
-cannot do without. Times are nanoseconds since the session's start; several reports are put on one clock by the
-epoch of that start (`TARGET_INFO_SESSION_START_TIME`).
+Tables and columns come and go with versions: the reader uses those that exist, and names a missing one only where it
+cannot do without it. Times are nanoseconds since the session's start; several reports are put on one clock by the epoch
+of that start (`TARGET_INFO_SESSION_START_TIME`).
 
 Rows are of kernels under the NVTX ranges that PyTorch's `emit_nvtx(record_shapes=True)` (or
 `nsys profile --pytorch=autograd-shapes-nvtx`) pushes for every operator with its shapes.

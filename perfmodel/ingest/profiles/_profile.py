@@ -1,8 +1,8 @@
 """Profiles of training steps: the time of every operator and collective on its device.
 
 A trace without shapes still has the times of its kernels, one without operators their names, and one rank of many its
-own. What kind of work a kernel does is told by the shapes of its operator, else by the operator's name, else by the
-kernel's own; what no name tells stays without a family.
+own. A kernel's family follows from the shapes of its operator, else from the operator's name, else from the kernel's
+own name. A kernel that none of these identifies has no family.
 """
 
 import re

@@ -222,7 +222,7 @@ def _halves(
     own_values = set(chain.from_iterable(instruction.outputs for instruction in body))
     inside = {id(instruction) for instruction in body}
 
-    # Backward passes of other stages wait for what they use, and for what that depends on.
+    # Backward passes of other stages wait for their operands, and for everything that these depend on.
     live: set[str] = set()
     for instruction in function.instructions:
         if instruction.tag.phase == "backward" and id(instruction) not in inside:

@@ -252,7 +252,7 @@ def _chains(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[tuple[list[
                 chain[member] = key
                 members[key].append(member)
 
-    # A chain reads what was stored outside it, and writes what is used outside it.
+    # A chain reads tensors from outside, and writes those that are used outside.
     read: dict[int, set[Value]] = {key: set() for key in members}
     written: dict[int, set[Value]] = {key: set() for key in members}
     for node in nodes:

@@ -48,7 +48,7 @@ class StepEstimate:
         return {name: value for name, value in asdict(self).items() if name != "rows"}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per distinct kernel and collective with its time, the most expensive first."""
+        """One row per distinct kernel and collective with its time, the slowest first."""
         return self.rows.copy()
 
     def _repr_html_(self) -> str:

@@ -219,8 +219,8 @@ COLLECTIVES = table(
     _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True), _all_gather_gradient),
     _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter"), _reduce_scatter_gradient),
     _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all"), _all_to_all_gradient),
-    # To or from one device: its link carries what each link carries in an all-gather, a reduction what a
-    # broadcast carries, in the other direction.
+    # To or from one device: its link carries as much as each link in an all-gather. A reduction is a broadcast in the
+    # other direction.
     _definition("gather", _onto_one(_gathered), _moves("all_gather", gathered=True)),
     _definition("scatter", _from_one(_scattered), _moves("all_gather")),
     _definition("reduce", _onto_one(_reduce), _moves("broadcast")),

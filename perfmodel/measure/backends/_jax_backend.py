@@ -27,9 +27,9 @@ class JaxBackend:
     """The default JAX device.
 
     A time is that of one call of the jitted op with its inputs in memory and the output allocated
-    anew, dispatch included. On a CPU each call is waited for; on an accelerator a sample's calls are
-    queued and waited for once, so that the time is the kernel's, or the host's launch rate where
-    that is slower: `call_overhead_us` on the card is this floor.
+    anew, dispatch included. On a CPU it waits for each call. On an accelerator it queues the calls of a sample and
+    waits once, so that the time is the kernel's, or the host's launch rate where that is slower: `call_overhead_us` on
+    the card is this floor.
     """
 
     platform: str
@@ -94,7 +94,7 @@ class JaxBackend:
 
 @contextmanager
 def jax_backend() -> Iterator[JaxBackend]:
-    """The default device."""
+    """Open JAX on its default device."""
     import jax
 
     # AMD names an architecture instead of a capability.

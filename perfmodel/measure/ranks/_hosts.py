@@ -1,8 +1,8 @@
 """Hosts made of network namespaces on one machine, joined by links of a set bandwidth and latency (Linux, root).
 
-What runs on one of them reaches the others only through its shaped link, as on a real network, and its own ranks
-through the loopback interface: groups within and between nodes, on one machine. Where the kernel cannot add the latency
-of links, a switch in user space delays every frame.
+Processes of one host reach other hosts only through its shaped link, as on a real network, and one another through the
+loopback interface. So one machine has groups within and between nodes. Where the kernel cannot add the latency of
+links, a switch in user space delays every frame.
 """
 
 import ctypes

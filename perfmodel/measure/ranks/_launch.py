@@ -187,7 +187,7 @@ class Server:
             if connection is not None:
                 return connection
 
-            # Somebody who guesses secrets must not go on for ever.
+            # A stranger must not guess secrets for ever.
             self._turned_away += 1
             if self._turned_away >= MOST_TURNED_AWAY:
                 raise CalibrationError(

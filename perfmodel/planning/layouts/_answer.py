@@ -239,8 +239,8 @@ class _Certificate(NamedTuple):
 def _certificate(question: Question, score: Score, evaluated: Evaluated, ranked: Ranking) -> _Certificate:
     """Bound the value and the step time of every layout of the space from below.
 
-    A lower bound is the least of what was evaluated and of the bounds of what was not. Stages cut anew may be faster
-    than both.
+    A lower bound is the least of the evaluated values and of the bounds of all other layouts. Stages cut anew may be
+    faster than both.
     """
     # After a complete search, all unseen layouts have bounds above the last wanted layout, so
     # that they leave nothing open.

@@ -1,8 +1,8 @@
 """Computes memory and lower bounds of all layouts of a question.
 
-Where nodes are of several kinds no two stages cost alike, so that there are no grids of layouts: of every layout of the
-space dynamic programming finds the best orders of the kinds and cuts of the layers (`planning.optimise.balanced`), in
-the order of a bound over all of these.
+On nodes of several kinds no two stages cost the same, so there are no grids of layouts. For every layout of the space,
+dynamic programming finds the best orders of the kinds and cuts of the layers (`planning.optimise.balanced`), the most
+promising first by a bound over all of these.
 """
 
 from collections import Counter

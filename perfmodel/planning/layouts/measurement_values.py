@@ -2,12 +2,12 @@
 
 Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly normal for every
 node of the scales by which a site's runs scatter, x = mean + loads w with w standard normal. A run shows one of them,
-beside the noise between one run and another, which repeats would average out and no choice depends on; it tells also
-which nodes are likely: one that lies far off is more probably of a site that scatters than a sign of all its layouts.
-Whoever has seen it takes the layout of the least posterior mean, whose expectation from before is the present one, so
-that no measurement is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik, INFORMS Journal on
-Computing 21, 2009, for correlated beliefs). One run tells of its layout and of its site at once, and not which of both:
-what tells two layouts apart is often a run of each, so that pairs are weighed too.
+with the noise between repeats, which no choice depends on. It also tells which nodes are likely: a run that lies far
+off more probably comes from a site that scatters much than from one whose layouts are all far off. Whoever has seen it
+takes the layout of the least posterior mean, whose expectation from before is the present one, so that no measurement
+is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik, INFORMS Journal on Computing 21, 2009,
+for correlated beliefs). One run tells of its layout and of its site at once, and not which of both: what tells two
+layouts apart is often a run of each, so that pairs are weighed too.
 """
 
 from collections.abc import Sequence

@@ -69,9 +69,9 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
 def refine(problem: StepProblem, layouts: Sequence[Layout]) -> list[PartitionResult]:
     """Find uneven stages and per-stage recomputation for the best of some layouts, fastest first.
 
-    Every layout's bound over all its partitions is computed first (milliseconds); layouts are then partitioned in
-    the order of their bounds, until the next bound is no better than the best step found: none of those left out
-    can beat it.
+    First every layout's bound over all its partitions is computed, which takes milliseconds. Then layouts are
+    partitioned in the order of their bounds, until the next bound is no better than the best step found, so that no
+    other layout can beat it.
 
     Args:
         problem: model, job, cluster and cost models.

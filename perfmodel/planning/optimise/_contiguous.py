@@ -136,8 +136,8 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
 def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int] | None = None) -> float:
     """Minimise over cuts the max over stages r of stage_costs[r] + sum over stages s < r of passed[s].
 
-    With stage_costs = m (F + B) and passed = F + B (and transfers) this is the least, over all partitions, of the bound
-    that `prediction.lower_bounds_s` gives for one: no partition's step is shorter under any order of passes.
+    With stage_costs = m (F + B) and passed = F + B (and transfers), this is the least of the bounds that
+    `prediction.lower_bounds_s` gives for single partitions: no partition's step is shorter under any order of passes.
     """
     supply = _checked(stage_costs, supply)
     empty = np.full(stage_costs.shape[-1], np.inf)

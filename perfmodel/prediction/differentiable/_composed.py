@@ -127,7 +127,7 @@ def composed(
     entry_at = np.concatenate(entries)
     entry_price = np.concatenate([begin + ops for begin, ops in zip(first_between, entry_ops, strict=True)])
 
-    # Times on the machine as it is, for what varies neither rates nor host costs.
+    # Times on the unchanged machine, for functions in which neither rates nor host costs vary.
     phase_s = []
     for shard, (_, variant) in zip(shards, lanes * len(problems), strict=True):
         phase_s.append(shard.paired.phase_s if variant.beside == PAIRED else shard.phase_s)

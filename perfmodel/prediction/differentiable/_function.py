@@ -405,7 +405,7 @@ def _bounds(
         in_8_bits: whether products may be in 8 bits.
         copies: whether single layers are copied to the host.
     """
-    # Copies of single layers are planned for so many layers, none of which recomputes anything: these may not move.
+    # Copies of single layers are planned for a fixed number of layers without recompute, so these layers must not move.
     low, high = jax.tree.map(lambda x: x / FACTOR, nominal), jax.tree.map(lambda x: x * FACTOR, nominal)
     no_layers = np.zeros_like(nominal.layers)
     train, offloads = problem.job.mode == "train", nominal.offload > 0

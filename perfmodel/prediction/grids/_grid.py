@@ -66,7 +66,7 @@ class LayoutGrid:
     """Combinations that are distinct layouts, for any shards and states."""
 
     def __post_init__(self) -> None:
-        # Layouts are made of this one axis by axis, and what an axis chooses must not contradict what stood here.
+        # Layouts are derived from this one axis by axis, and an axis must not contradict the fields that are set here.
         neutral = self.degrees.replace(recompute="none", recompute_full_layers=None, offload=False, offload_layers=0)
         object.__setattr__(self, "degrees", neutral)
 

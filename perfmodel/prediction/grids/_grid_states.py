@@ -1,7 +1,7 @@
 """Lower bounds on the time that model states add to a step, for many pipelines at once.
 
-Their exchanges overlap with passes as a program orders them. A bound counts only what every order leaves: what comes
-before the first pass, after the last one, between passes that wait for it, and along the communication stream.
+Their exchanges overlap with passes as a program orders them. A bound counts only time that no order can hide: before
+the first pass, after the last one, between passes that wait for it, and along the communication stream.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Runs of a site with the parameters fitted to them, and the posterior for its other layouts.
 
 Runs and predictions are related in two ways: by their slopes, the derivatives of log time by the parameters, whose
-prior covariance is that of the factors and the tables; and by their coordinates, as layouts near one another are alike.
+prior covariance comes from factors and tables; and by their coordinates, because similar layouts have similar errors.
 The update is that of all runs of a site (`known_runs`); the parameters are its mean, so that nothing is counted twice.
 """
 

@@ -1,8 +1,8 @@
 """Prior of a site before any of its runs, from published runs: a hierarchical model of measured over predicted time.
 
 A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the physics says. The log
-of such a factor is the sum of what all sites have in common, what a framework's have, what a device's have, and what is
-the site's own, each normal around 0 with a variance of its own (Gelman and Hill 2007, chapter 12). A run's
+of such a factor is a sum of four terms: one common to all sites, one of the framework, one of the device, and one of
+the site itself. Each is normal around 0 with a variance of its own (Gelman and Hill 2007, chapter 12). A run's
 log(measured / predicted) is the factors weighted by the shares of its step, and what its layout, its settings and
 itself add. `perfmodel.validation` fits the variances to the record; here are the factors of a site given the record: a
 posterior for each framework and architecture.
@@ -274,8 +274,8 @@ class SitePrior:
             more: variance from its events' own errors and the site's settings.
             unknown: how much of each driver of `coverage` the run has beside the site's.
         """
-        # Factors move the step as far as it spends on their classes. How much a site's runs scatter is unknown: the
-        # interval is that of a mixture over the nodes of its scales, and then scaled to cover what it promises.
+        # Factors move the step as far as it spends on their classes. A site's scatter is unknown: the interval is that
+        # of a mixture over the nodes of its scales, then scaled to its nominal coverage.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
         shared, single = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
         scales = self.scales

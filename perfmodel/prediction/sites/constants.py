@@ -1,8 +1,8 @@
 """Constants of an unknown site, from all published runs: clocks under load, and the spread of peak memory.
 
-What the sources show differs between sites and frameworks. So a constant is the median over teams, with the
-tables' own 0 among them (of memory, where it is no correction, the spread counts too): one source cannot move it far,
-and a source can be left out of the constant that its own rows are held against.
+What the sources show differs between sites and frameworks. So a constant is the median over teams, including the
+tables' own 0 (for memory, where it is no correction, the spread counts too). One source cannot move it far, and a
+source can be left out of the constant that predicts its own rows.
 """
 
 import tomllib
@@ -212,8 +212,8 @@ def spread_from(figures: Figures, without: str = "") -> MemorySpread:
     medians = [center for center, _ in remaining]
     bias = median(medians)
 
-    # Between sources by the median absolute deviation, as inside them: a few count something else than they say, or a
-    # kind of memory that the rest do not have, and would make all others look uncertain.
+    # The spread between sources is the median absolute deviation, as it is inside them: a few sources count something
+    # else than they state, and would make all others look uncertain.
     between_medians = max(abs(center) for center in medians)
     if len(remaining) >= _FEWEST:
         between_medians = _NORMAL_MAD * median(abs(center - bias) for center in medians)

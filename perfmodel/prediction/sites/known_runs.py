@@ -31,8 +31,8 @@ _UNLIKELY: Final = 20.0
 # --- what layouts have in common ---------------------------------------------------------------------
 #
 # What like layouts of one site have in common that no factor explains is a Gaussian process over layouts. Without it
-# the factors have to explain what is not theirs, and runs that resemble one another count as so many witnesses (Kennedy
-# and O'Hagan, J. R. Stat. Soc. B 63, 2001).
+# the factors would have to explain errors of other origin, and runs that resemble one another would count as
+# independent evidence (Kennedy and O'Hagan, J. R. Stat. Soc. B 63, 2001).
 
 Coordinates = tuple[float, ...]
 
@@ -78,10 +78,10 @@ def _distances(
 # --- how much the runs of a site scatter -------------------------------------------------------------
 #
 # How much more or less one site's runs scatter than those of the typical site is unknown, so integrated over. A site
-# scatters in two ways: by what its layouts share with those near them, its settings and its events, and by what is each
-# layout's and each run's own. Each has a scale, log-normal over sites (standard deviations `scatter`), the same for all
-# runs of a site: a mixture of normals with heavy tails, which a site's own runs narrow. Integrals over the scales are
-# sums over the nodes of Gauss and Hermite.
+# scatters in two ways: in what similar layouts share (its settings and events), and in what is particular to each
+# layout and run. Each has a scale, log-normal over sites (standard deviations `scatter`), the same for all runs of a
+# site: a mixture of normals with heavy tails, which a site's own runs narrow. Integrals over the scales are sums over
+# the nodes of Gauss and Hermite.
 
 NODES: Final = (3, 5)
 """Quadrature nodes of the two scales. The second scale has more nodes, because further runs keep narrowing it."""
@@ -91,9 +91,10 @@ _MOST_STEPS: Final = 100
 
 # Besides, a whole site may differ from the record by more than any of its factors allows: a cap on power, other clocks,
 # a step that is timed with what the record leaves out. Where its runs agree with one another but not with the record,
-# one factor on all of them explains it, which the spread of ordinary sites must not hold back. It is there with a small
-# chance, and then wide: a mixture of normals again, in which runs close to the record leave next to no weight to it,
-# and runs far off that agree leave it all (contaminated normal priors; Berger and Berliner, Ann. Stat. 14, 1986).
+# one factor on all of them explains it, which the spread of ordinary sites must not hold back. This class has a small
+# probability and a large variance. The prior is thus again a mixture of normals: runs close to the record leave this
+# class hardly any weight, runs that agree on being far off give it all (contaminated normal priors; Berger and
+# Berliner, Ann. Stat. 14, 1986).
 
 
 class OverallFactor(NamedTuple):

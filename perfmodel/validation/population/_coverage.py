@@ -2,9 +2,9 @@
 
 Every run is predicted with its team left out, and again with its whole framework, device generation, year and kind of
 model left out. Its error over the half-width that the model of sites gives then says how much wider the interval has
-to be, and what that depends on. What is fitted is the interval score itself, which is least where intervals are wide
-for the runs whose errors are large, and narrow for the others; intervals are then scaled so that they hold nine tenths
-of the runs of teams left out.
+to be, and what that depends on. The fit minimises the interval score itself, which is least where intervals are wide
+for runs with large errors and narrow for the others. Intervals are then scaled so that they hold nine tenths of the
+runs of teams left out.
 """
 
 from collections.abc import Sequence

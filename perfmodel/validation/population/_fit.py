@@ -175,8 +175,8 @@ def left_out_of(
 ) -> LeftOutRuns:
     """Predict each run of some folds without its fold.
 
-    Where a framework's facts were looked up with a run's error in view, it counts without them (`SiteRuns.log_undone`):
-    they would make it an easy run, and not one of a framework that nobody ever held against runs.
+    A run counts without the framework's facts that were looked up with its error in view (`SiteRuns.log_undone`),
+    because with them it would be easier than runs of a framework that was never compared.
     """
     residual, shared, parts, noise = score.left_out(state, folds)
     first, second = np.asarray(unpack(state.vector)["scatter"]).tolist()

@@ -30,7 +30,8 @@ class Folds:
         return Folds((name,), self.left_out[fold], self.predicted[fold])
 
     def by_size(self) -> "list[PaddedFolds]":
-        """The folds in batches of similar size, each padded to its largest; sizes are those of what they leave out.
+        """Return the folds in batches of similar size, each padded to its largest; a fold's size is the number of runs
+        that it leaves out.
 
         JAX needs arrays of one shape. The work of a fold grows with the cube of its size, so that one batch as wide as
         the largest fold would spend most of its time on padding.

@@ -1,9 +1,9 @@
 """The likelihood of each source's published runs under the hierarchical model of sites fitted without its teams.
 
-log(measured / predicted) of runs is a Gaussian process: factors of classes of events, weighted by their shares of the
-step, that all sites have in common, that a framework's and a device's have, and that are a site's own; what a site adds
-per unit of `DEGREES` and per half-width of its events; what layouts near one another share; what a layout, and a run,
-has of its own. Beyond its factors a site scatters by scales of its own (`Scales` of
+log(measured / predicted) of runs is a Gaussian process, a sum of these terms: a factor of each class of events,
+weighted by its share of the step, on four levels (all sites, the framework, the device, the site); an amount of the
+site per unit of `DEGREES` and per half-width of its events; a term that similar layouts share; a term of the layout;
+and noise of the run. Beyond its factors a site scatters by scales of its own (`Scales` of
 `perfmodel.prediction.sites.known_runs`), which are integrated over: one that scatters much says little of itself by one
 run, and its intervals stay wide.
 

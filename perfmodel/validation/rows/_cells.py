@@ -191,9 +191,9 @@ class Spread:
 def spread_of(row: Row, seq_len: int, framework: Framework) -> Spread:
     """The degrees and batch distribution of a row.
 
-    One degree that is not stated follows from the devices; an empty micro-batch from the micro-batches per replica, and
-    is what the framework takes where these are empty too; an empty global batch from micro-batches, or from the tokens
-    per second that the source multiplied with the step time.
+    One missing degree follows from the devices. A missing micro-batch follows from the micro-batches per replica;
+    without these it is the framework's default. A missing global batch follows from the micro-batches, or from tokens
+    per second and step time.
 
     Raises:
         Unusable: naming the cells that are missing.

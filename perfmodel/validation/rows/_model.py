@@ -126,7 +126,7 @@ _SHAPE_CELLS: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn
 _SIZE: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?) ?([mbt])(?![a-z0-9])", re.IGNORECASE)
 _BILLIONS: Final = {"m": 1e-3, "b": 1.0, "t": 1e3}
 _PLAIN_STACKS: Final = {"dense": "llama", "decoder": "llama", "transformer": "gpt"}
-"""Families of which the layers are like those of another, by what tables call them."""
+"""Families whose layers are like those of another, by their names in tables."""
 
 
 def _stated_billions(row: Row) -> float | None:

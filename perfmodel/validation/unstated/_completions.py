@@ -235,11 +235,12 @@ def _narrow_dtype(device: Device, framework: Framework) -> str | None:
 def frameworks_of(run: DescribedRun, priors: ChoicePriors) -> list[tuple[Framework, float]]:
     """The possible frameworks of a run, with their probabilities.
 
-    A framework of the catalog is itself: the version of its year, of the run's year where it states none, or the first
-    one for a year before that; any of its versions where no year is known. A name that begins with one of the catalog's
-    and a hyphen (`pytorch-rocm`) is a kind of that. Any other name, and none, may be any framework of the catalog that
-    published runs have used: how likely each is follows from the hardware, the kind of network and the year, and from
-    what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs mostly use it).
+    A framework of the catalog has one candidate: its version of the stated year, else of the run's year, or its first
+    version for an earlier year. Where no year is known, all its versions are candidates. A name that begins with one of
+    the catalog's and a hyphen (`pytorch-rocm`) is a kind of that. Any other name, and none, may be any framework of the
+    catalog that published runs have used: how likely each is follows from the hardware, the kind of network and the
+    year, and from what the run states beside (one that states ZeRO 3 is likelier one of a framework whose runs mostly
+    use it).
     """
     name_only, _, stated_year = run.framework_name.partition("@")
     year = stated_year or (str(run.year) if run.year else "")

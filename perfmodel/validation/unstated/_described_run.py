@@ -145,8 +145,7 @@ class JobRun(DescribedRun):
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        # A job is described by a user at the command line or in a file, who is told of mistakes
-        # before anything is filled in.
+        # A user describes the job at the command line or in a file; mistakes are reported before anything is filled in.
         unknown = set(self.job) - set(JOB_WORDS)
         if unknown:
             raise UnknownNameError("keyword of a job", min(unknown), JOB_WORDS)

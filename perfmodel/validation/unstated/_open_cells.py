@@ -200,8 +200,8 @@ def _with_micro_batch(before: FilledRow, features: RunFeatures, priors: ChoicePr
     all_chances = priors.probabilities("micro_batch", contexts, tuple(map(str, all_sizes)))
     chances = {size: float(chance) for size, chance in zip(all_sizes, all_chances, strict=True) if share % size == 0}
 
-    # A pipeline needs several micro-batches. Without one, most programs take what a replica gets at
-    # once unless they are told to accumulate gradients, whatever size that is.
+    # A pipeline needs several micro-batches. Without a pipeline, most programs run a replica's whole batch at once
+    # unless a setting accumulates gradients.
     if not is_pipeline and share > 1:
         contexts = features.contexts(ACCUMULATION_CHAIN)
         at_once, in_parts = priors.probabilities(ACCUMULATION, contexts, (WHOLE_SHARE, IN_PARTS))

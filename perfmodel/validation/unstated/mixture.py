@@ -91,8 +91,8 @@ def tuned_weights(
 ) -> Float[np.ndarray, " completions"]:
     """Weights that prefer faster completions, by a negative power of the step time.
 
-    A nested logit model of discrete choice (McFadden 1978): the weight of a group is divided anew among its completions
-    by their times, and all weight is divided anew among groups by their mean times.
+    A nested logit model of discrete choice (McFadden 1978): times divide the weight of a group among its completions,
+    and mean times divide all weight among groups.
 
     Args:
         weight: weights of the completions, which sum to 1.

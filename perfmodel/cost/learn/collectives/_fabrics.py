@@ -130,8 +130,8 @@ def device_name(name: str) -> str:
 
 @lru_cache(maxsize=512)
 def names_of_parts(device: str) -> tuple[str, ...]:
-    """Names of fabrics that this part's links may resemble, nearest first: the same die with equally fast memory
-    (collectives read and write it), the same die, and the part itself if its die is unknown."""
+    """Names of devices whose links may resemble this part's, nearest first: those with the same die and equally fast
+    memory (collectives read and write it), those with the same die, and the part itself if its die is unknown."""
     try:
         part = catalog_device(device)
     except UnknownNameError:
@@ -165,7 +165,7 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
         link = link_class(name, device, between_nodes)
         if not between_nodes:
             link = in_node_of(node_size, link, name.lower())
-        # the name says what one adapter has, the stated rate what a device gets of it with all devices busy
+        # the name gives the rate of one adapter, the stated rate a device's share of it when all devices are busy
         adapter = bandwidth if not link.known else link.bandwidth_bytes_per_s
         levels.append(Level(link, bandwidth, adapter, latency_s, slows_at_scale))
     return Fabric(device_name(device), 1 if flat else node_size, tuple(levels))

@@ -261,8 +261,8 @@ def _protocols(
     if name in SIMPLE_ONLY:
         return (_Protocol(link.hop_switch_s, link.hop_between_full_s, 1.0, FULL_START_S),)
 
-    # A ring over nodes of several ranks crosses the network at different ranks for each of its channels, which divides
-    # the latency; and every step of it waits for a message to be handed to the network.
+    # A ring over nodes of several ranks crosses the network at a different rank for each of its channels, which divides
+    # the latency. Every step waits for a message to be handed to the network.
     ring = name == "ring"
     spread = 1 - (1 - SPREAD) * local if ring else 1.0
     post_s = link.post_s * several if ring and kind != "broadcast" else 0.0

@@ -7,8 +7,8 @@ of the grid the logarithm of the time is interpolated. So a price never falls wi
 not fall with latency nor rise with bandwidth at any point of the grid, neither does the price.
 
 In a mesh of direct links (NVLink 2, XGMI) more ranks of a node have more links: there, inside a node, each rank
-count stands for itself. So it does where a row of a table names a measured series, which is to be told as measured,
-with what made one count of its ranks, or one size, slower than the next.
+count stands for itself. The same holds where a row of a table names a measured series: its curve is returned as
+measured, with every rank count or size that happens to be slower than the next.
 """
 
 from dataclasses import dataclass, replace
@@ -298,8 +298,8 @@ class CollectivePrices:
         is_measured_series = isinstance(source, SeriesKey)
         in_network = request.algorithm == "collnet"
 
-        # Groups at once share the nominal rate equally, unless it was measured how they slow one another: a group alone
-        # may leave part of its links idle, which others then use, or all may lose by switching between them.
+        # Concurrent groups share the nominal rate equally, unless their mutual slowdown was measured: a group alone may
+        # leave part of its links idle for others to use, or all may lose by switching between groups.
         exponent = self.weights.sharing_exponent(fabric, request.kind, level)
         link = constants(
             self.weights.physics,
@@ -385,8 +385,8 @@ class CollectivePrices:
 def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None) -> np.ndarray:
     """Make values non-decreasing along an axis: the mean of the running maximum from below and minimum from above.
 
-    Monotone in every value, and moved with all of them: what is never larger, or larger by so much at most, stays so,
-    along other axes too.
+    The result is monotone in every value, and order is preserved: values that are never larger than others, or larger
+    by a bounded amount, stay so along the other axes too.
 
     Args:
         at_most: rises along the last axis, and the result by no more than it does.

@@ -30,9 +30,9 @@ exponents apart."""
 def sharing_exponents(rows: CollectiveRows, weights: CollectiveWeights) -> dict[FabricKey, float]:
     """Fit the exponents of `CollectiveWeights.sharing` to rows of several groups at once.
 
-    The exponent of a kind of collective on a fabric is that whose predicted slowdowns lie closest to the measured ones
-    (least absolute deviations of the logs, so that single rows that went wrong do not count). Kinds that were not
-    measured get the median of those that were.
+    The exponent of a kind of collective on a fabric makes the predicted slowdowns lie closest to the measured ones
+    (least absolute deviations of the logs, so that single bad rows do not count). Kinds that were not measured get the
+    median of those that were.
     """
     # The exponent is that of groups which share the adapters of their nodes: rows between nodes alone tell of it.
     measured: dict[FabricKey, list[tuple[int, float]]] = defaultdict(list)

@@ -70,8 +70,8 @@ def _fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: 
     order = np.argsort(size, kind="stable")
     x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
 
-    # A median per quarter of an octave, as repeats scatter and some runs are slow; it stands at the mean of the sizes
-    # that it is of, and the grid is read off the line through these points.
+    # Take a median per quarter of an octave, because repeats scatter and some runs are slow. Each median stands at the
+    # mean of its sizes; the grid is interpolated between these points.
     cell = np.round(x * PER_OCTAVE).astype(int)
     first_of_cell = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
     middle = np.array([part.mean() for part in np.split(x, first_of_cell[1:])])
@@ -127,8 +127,8 @@ def correction(parts: CovarianceTerms, count: np.ndarray) -> np.ndarray:
 
 
 def between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
-    """Curves over several nodes by number of nodes, with their weights: of the ranks per node asked for or, if they
-    were not measured, of those measured next to them, weighed by nearness in the logarithm."""
+    """Curves over several nodes by number of nodes, with their weights: those of the requested ranks per node or, if
+    these were not measured, of the nearest ones, weighed by nearness in the logarithm."""
     between_nodes = {place: curve for place, curve in placements.items() if place[0] > place[1]}
     known = sorted({per_node for _, per_node in between_nodes})
     low = max((per_node for per_node in known if per_node <= ranks_per_node), default=None)
@@ -360,8 +360,8 @@ class CollectiveWeights:
         elif isinstance(source, FabricKey) and provenance == "measured":
             basis = "usual"
 
-        # From special to general: of the series, of the kind, of all kinds. Nothing was left out beyond what was
-        # measured, so what is extrapolated has the widths of what is analytical.
+        # From special to general: of the series, of the kind, of all kinds. No measurement was left out beyond the
+        # measured range, so extrapolated times have the widths of analytical ones.
         scopes = []
         if basis == "measured" and isinstance(source, SeriesKey):
             scopes.append(Scope(basis, large, series=source))

@@ -197,8 +197,8 @@ class _NamePart(NamedTuple):
 
 
 def _unnamed(parts: list[_NamePart], device: str, between_nodes: bool) -> LinkClass:
-    """The class of a tier whose links nobody knows by name, at the rate stated (inside a node first, then between) or,
-    of a network, at that of the adapters that such devices come with."""
+    """The class of a tier whose links have no known name, by the stated rate (inside a node first, then between nodes)
+    or, for a network, by the rate of the adapters that such devices come with."""
     unknown = UNKNOWN_INTRA
     if between_nodes:
         rates = (rate for pattern, rate in _ADAPTER if re.search(pattern, device))

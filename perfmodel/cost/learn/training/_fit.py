@@ -62,9 +62,9 @@ def fit(
 ) -> dict[str, dict[str, Any]]:
     """Fit regressors to tables of kernel timings and write them to a calibration directory.
 
-    Each regressor is first trained with whole shapes kept out (errors and in-range intervals), with
-    large shapes kept out and with each device kept out in turn (out-of-range intervals), and at last
-    on all rows, which is what is saved as `<out>/<name>.safetensors`.
+    Each regressor is first trained with whole shapes left out (for errors and in-range intervals), with large shapes
+    left out, and with each device left out in turn (for out-of-range intervals). The last training, on all rows, is
+    saved as `<out>/<name>.safetensors`.
 
     Args:
         tables: files (csv, csv.gz, parquet) with the columns of the measurement schema, or frames that

@@ -211,8 +211,8 @@ def train(training: Training) -> Parameters:
 def _batches(training: Training, design: Design, first_step: int, per_check: int) -> Iterator[Design]:
     """The samples of every step from `first_step` on.
 
-    They are drawn for all steps from one check to the next, by the check's own seed, so that a run that is resumed at a
-    check draws the batches that it would have drawn.
+    They are drawn for all steps between two checks with the check's own seed, so that a run resumed at a check draws
+    the same batches.
     """
     recipe, fit_on = training.recipe, training.fit_on
     probability = sampling_weights(training.base, fit_on, training.samples.stack, recipe.rows_per_stack)

@@ -18,7 +18,7 @@ MOST_NODES: Final = 100_000
 
 
 def as_lines(here_text: tree.HereText, text: str) -> str:
-    """The text of a here-document as it is read: the shell ends what stands behind `<<<` as a line."""
+    """The text of a here-document as a program reads it: the shell ends the word behind `<<<` with a line break."""
     # A command's output already ends with a newline before it is cut off, or is empty.
     if here_text.word is None or (here_text.is_output and (not text or text.endswith("\n"))):
         return text

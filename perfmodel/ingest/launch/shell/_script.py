@@ -1,7 +1,7 @@
 """Interprets a launch script: variables, functions and conditions are followed as in the shell.
 
-Nothing is executed. Commands that are programs are collected with their arguments; whatever depends on their output,
-on files or on the cluster stays as it is written, and conditions on it are not judged. The tree of a script comes from
+Nothing is executed. Programs that are started are collected with their arguments. Text that depends on their output, on
+files or on the cluster stays as it is written, and conditions on it are not decided. The tree of a script comes from
 `perfmodel.ingest.launch.shell._syntax`.
 """
 
