@@ -114,7 +114,7 @@ def is_compressed(path: Path) -> bool:
 
 def _read_within(file: Any, limit: int) -> bytes:
     """Everything in a file; it is given up as soon as it is larger than the limit."""
-    # In pieces: the size of what a compressed file expands to is not known before.
+    # In pieces, because the size of a decompressed file is not known in advance.
     content = io.BytesIO()
     for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
         if content.tell() + len(chunk) > limit:
@@ -184,7 +184,7 @@ _NESTED: Final = (dict, list)
 
 def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     """The value that a text states; nested no deeper than `MOST_DEPTH`."""
-    # Parsers recurse, so that what is nested deeply may exceed Python's limit before it can be counted.
+    # Parsers recurse, so deep nesting may exceed Python's limit before it can be counted.
     try:
         value = parse(text)
     except RecursionError:
@@ -291,7 +291,7 @@ def _require_few_nodes(root: Any) -> None:
             raise _too_many_nodes()
         return counts[id(node)]
 
-    # Aliases of aliases can be deeper than what is written.
+    # Aliases of aliases can be deeper than the written text.
     try:
         count(root)
     except RecursionError:

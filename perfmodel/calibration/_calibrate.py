@@ -33,7 +33,7 @@ class Believed:
 
     def times(self, place: Any, ops: Sequence[Op]) -> EventTimes:
         """Expected times on the beliefs' device with their 90 % intervals."""
-        # Events without a collector keep the calibration's price, whatever is believed.
+        # Events without a collector keep the calibration's price.
         believed = [i for i, op in enumerate(ops) if op not in self.unmeasured]
         unchanged = [i for i, op in enumerate(ops) if op in self.unmeasured]
         parts = []

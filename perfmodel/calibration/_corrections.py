@@ -113,7 +113,7 @@ def _kernel_factors(problem: StepProblem, sides: SideBySide) -> Iterator[Correct
 def _usual_s(calls: Sequence[Call]) -> float:
     """Return the time of calls if each call of known shape takes the median time of its kernel.
 
-    What holds up some calls for milliseconds, such as other work of the machine, is not the kernel's.
+    Delays of milliseconds in some calls, such as other work of the machine, are not the kernel's.
     """
     of_kernel: dict[tuple, list[float]] = defaultdict(list)
     for number, call in enumerate(calls):
@@ -243,7 +243,7 @@ def _host_times(
 ) -> Iterator[Correction]:
     """Return the host's time per operator, and the gap between kernels that were issued in time. If the host computes
     itself, both are the time between its operators."""
-    # Recording slows the host, so what it added is taken off the host's part.
+    # Recording slows the host, so its overhead is subtracted from the host's part.
     gap_s = host_s = idle_s(profile, sides)["between kernels"]
     if profile.asynchronous:
         host_s = max(_issuing_s(sides) - slowed_s, 0.0)

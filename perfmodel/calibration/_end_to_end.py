@@ -233,7 +233,7 @@ def _fit(
     parameters = _parameters(parameter_priors, posterior, site_prior, len(runs), device)
     profiled_names = {correction.name for correction in profiled}
 
-    # Predictions take the parameters with what the runs say of nearby layouts (`posterior.runs`).
+    # Predictions use the parameters and what the runs show of nearby layouts (`posterior.runs`).
     adjustment = Adjustment(
         device=device,
         values=tuple(zip(names, (centre + posterior.values).tolist(), strict=True)),
@@ -292,8 +292,7 @@ def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, devi
     value = prior.centre + moved
     beyond_prior = abs(moved) > GAUSS_90 * prior.sd
 
-    # A run says something of a parameter only if the parameter moves its step noticeably within
-    # what is believed of it.
+    # A run informs a parameter only if the parameter's plausible range moves the step noticeably.
     felt = int((np.abs(gradient) * prior.sd >= _FELT).sum())
     return FittedParameter(
         name=prior.name,

@@ -80,8 +80,8 @@ class ModelPlan:
     @property
     def relative_scale(self) -> float:
         """Cost of measuring each event once over running each step once (the relative scale of DistSim table 3)."""
-        # Both sides repeat equally often and the repeats cancel: what is left is how often the
-        # same event comes back in the steps of the layouts.
+        # Both sides repeat equally often, so that the repeats cancel. The ratio is how often the same event recurs in
+        # the steps of the layouts.
         once_s = sum(cost.once_device_s for cost in self.layouts)
         return once_s * self.iterations / self.run_device_s
 

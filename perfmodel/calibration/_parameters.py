@@ -1,10 +1,9 @@
 """Prior and posterior of the parameters.
 
 The prior comes from the published record of sites and from the kernel tables. A parameter is its class's factor at the
-site (`perfmodel.prediction.sites.SitePrior`), which all of the class share and which differs between classes together,
-plus what is its own, as wide as the intervals of its events. A profile (`Correction`) takes the place of both. Runs
-update it as the model of sites has it (`perfmodel.prediction.sites.FittedRuns`), around tangents of the timeline
-(Gauss-Newton).
+site (`perfmodel.prediction.sites.SitePrior`), which all parameters of the class share, plus a deviation of its own, as
+wide as the intervals of its events. A profile (`Correction`) takes the place of both. Runs update it as the model of
+sites has it (`perfmodel.prediction.sites.FittedRuns`), around tangents of the timeline (Gauss-Newton).
 """
 
 from collections import defaultdict
@@ -174,7 +173,7 @@ def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op,
     """Yield (event, its seconds in one pass of every block or one step, log half-width of its interval)."""
     for batch in layout_batches(model, layouts):
         for table, classes in zip(batch.tables, event_classes(model, batch), strict=True):
-            # A pass runs an event as often as each block has it; what is between blocks runs once a step.
+            # A pass runs an event as often as each block has it; events between blocks run once a step.
             counts = np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))
             yield from _counted_events(table.ops, table.times, counts)
             yield from _counted_events(classes.ops, classes.times, np.ones(len(classes.ops)))

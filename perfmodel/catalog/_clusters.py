@@ -229,7 +229,7 @@ def with_network(base: Cluster, table: Mapping[str, Any], place: str) -> Cluster
     base.require_one_kind()
     # Only the outermost level is the network between nodes; what joins devices within one stays.
     outer = base.levels[-1]
-    # Words give a whole level, of which figures then replace single values.
+    # Words describe a whole level; figures then replace single values of it.
     if entry.inter_link or entry.nics_per_node is not None or entry.nic_gbit_per_s is not None:
         try:
             network = read_network(entry.inter_link or outer.name)
@@ -306,7 +306,7 @@ def reference_system(device_name: str) -> Cluster | None:
         accelerator = device(device_name)
     except UnknownNameError:
         return None
-    # The machine at hand is no cluster of which a maker would have a reference system.
+    # The machine at hand has no reference system of a vendor.
     if key(device_name) in CPU_NAMES:
         return None
     system = cluster_for(accelerator.name, None, "", "")

@@ -42,7 +42,7 @@ MAKERS: Final[Mapping[str, str]] = {
 """Makers of devices, by the words that name them or their product lines."""
 _FILLER: Final = frozenset(
     {
-        # What a device is, and where it stands.
+        # Words for kinds of devices, and for where they are installed.
         "gpu",
         "gpus",
         "tensor",
@@ -60,7 +60,7 @@ _FILLER: Final = frozenset(
         "podslice",
         "slice",
         "megacore",
-        # What a number beside it is.
+        # Words for the meaning of a number beside them.
         "memory",
         "tdp",
         "tgp",
@@ -107,7 +107,7 @@ _SPELLINGS: Final = (
     (r"\btpu(?=v?\d)", "tpu-"),
     (r"pci-e", "pcie"),
 )
-"""Patterns over a name in lower case, and what each becomes before it is divided into words."""
+"""Patterns in a lower-case name with their replacements, which are made before the name is divided into words."""
 _MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)-?g(?:i?b)?")
 _POWER: Final = re.compile(r"(\d+(?:\.\d+)?)-?w(?:atts?)?")
 _KIND_OF_MEMORY: Final = re.compile(r"hbm\d?e?|gddr\d+x?|lpddr\d+x?")

@@ -199,8 +199,8 @@ def from_config(config: Config, *, place: str = "config.json") -> Transformer:
     Of a model of several parts (a language model that sees or hears) the language model is read; `left_out` says what
     is not.
     """
-    # The reader of a family is a dataclass of its keys: what the configuration states replaces the class's defaults,
-    # which are those of Hugging Face's own class.
+    # The reader of a family is a dataclass of its keys: stated keys replace the class's defaults, which equal those of
+    # Hugging Face's own class.
     whole_config = config
     config, family, left_out = huggingface.language_model(config, place)
     name = config.get("_name_or_path")
@@ -237,15 +237,15 @@ def _stated(config: Config, aliases: Mapping[str, str]) -> dict[str, Any]:
         stated["attn_config"] = _stated(stated["attn_config"], {})
     # Where a configuration has both names of a number, that which the reader knows wins.
     renamed = {aliases[key]: value for key, value in stated.items() if key in aliases}
-    # A name that means something else in this family (MiniMax-M3's `intermediate_size` is that of an expert) does not
-    # stay beside the one that it stands for.
+    # A name with another meaning in this family (MiniMax-M3's `intermediate_size` is that of an expert) is removed once
+    # it has been read under that meaning.
     return renamed | {key: value for key, value in stated.items() if key not in aliases}
 
 
 def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the head shares the token embedding, if the language model's or the whole configuration states it."""
-    # Every class of Hugging Face with a head over tokens obeys this key, and readers of families set only what holds
-    # where it is left out. Classes of images are no tokens.
+    # Every class of Hugging Face with a head over tokens obeys this key; readers of families set only the default.
+    # Classes of images are no tokens.
     if fields.get("patches"):
         return {}
     for part in (config, whole_config):
@@ -256,7 +256,7 @@ def _stated_tying(config: Config, whole_config: Config, fields: Mapping[str, Any
 
 
 def _with_assumed_length(fields: dict[str, Any]) -> dict[str, Any]:
-    # Positions say what a model can read, not on what it was trained: both are kept.
+    # Positions are the longest sequence that a model can read, not the length that it was trained on: both are kept.
     longest = fields["seq_len"]
     if longest <= LONGEST_ASSUMED:
         return fields

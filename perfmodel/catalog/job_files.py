@@ -100,7 +100,8 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
         if type(data["devices"]) is not int:
             raise PerfModelError(f"{place}: devices must be a whole number, got {data['devices']!r}")
         stated["devices"] = data["devices"]
-    # Tables of layout, search and serving are checked by those who read them: here only their place is.
+    # Tables of layout, search and serving are checked where they are read; here only their place in the file is
+    # checked.
     stated |= checked_fields(Job, data.get("job", {}), f"{place} [job]", JOB_WORDS)
     return JobFile(
         place=place,
@@ -113,7 +114,7 @@ def job_from_toml(data: Mapping[str, Any], place: str, folder: Path | None = Non
 
 def _check_keys(data: Mapping[str, Any], place: str) -> None:
     """Refuse unknown keys, and values of the wrong kind."""
-    # Keys at the top are few; one that belongs in a table, or in a launch file, is told where to go.
+    # Few keys stand at the top; for one that belongs in a table or a launch file, the error says where it goes.
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
             remark = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
@@ -335,7 +336,7 @@ def problem_and_layout(
     # A notation, not a `Layout`: what it leaves out is the framework's to fill in.
     layout = layout_in_words(layout_fields or layout)
     stated = {name: value for name, value in stated.items() if value is not None}
-    # A whole problem leaves nothing to fill in, and what is said beside it would contradict it.
+    # A whole problem leaves nothing to fill in, and further settings would contradict it.
     if isinstance(model, Problem):
         given_twice = list(stated) if cluster is None else ["cluster", *stated]
         if given_twice:
@@ -372,7 +373,7 @@ def problem_and_layout(
 
 
 def _job_of(framework: Framework, model: Model, cluster: Cluster, stated: dict[str, Any]) -> Job:
-    """The job that is stated as a whole, or as changes to what its framework does by default."""
+    """The job, which is stated as a whole or as changes to its framework's defaults."""
     job = stated.pop("job", None)
     if job is not None and not isinstance(job, Mapping):
         return job

@@ -160,10 +160,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             measure.serve_agent(launch, arguments.out, arguments.launch_timeout)
         return {"process": launch.index}
     if arguments.backend != "jax":
-        # JAX only guesses times here: a GPU's memory belongs to what is measured.
+        # JAX only estimates times here, so leave a GPU's memory to the measured kernels.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
-        # JAX keeps the thread pool that it starts with, whatever uses it first: let that be the one of one core.
+        # JAX keeps the thread pool that it starts with, so start it with one core.
         with measure.open_backend("jax"):
             pass
     plan, saving = _plan(arguments)
@@ -192,8 +192,8 @@ def _launch(arguments: argparse.Namespace) -> "Launch | None":
         coordinator=arguments.coordinator,
     )
 
-    # A process that a launcher started and that does not know of the others measures what they
-    # measure, at the same time and on the same network.
+    # A process that a launcher started without telling it of the others would measure the same as they do, at the same
+    # time and on the same network.
     if not arguments.launched and arguments.process is None:
         if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
             print(

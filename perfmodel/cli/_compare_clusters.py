@@ -128,7 +128,7 @@ def show(result: "ClusterComparison", command: str) -> None:
             print(f"  {p.layout_notation}")
     p = best.prediction
 
-    # Why some cannot run, then what the figures rest on; equal lines once.
+    # Reasons why some cannot run, then the sources of the figures; equal lines once.
     notes = [f"{name}: {why}" for name, why in result.impossible.items()]
     notes += [f"{p.cluster}: {failures(best.run.goodput)}", *map(_rests_on, result.plans)]
     for line in dict.fromkeys(notes):

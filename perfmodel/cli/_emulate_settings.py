@@ -308,7 +308,7 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
     conditions: dict[str, Any] = {"straggler": arguments.straggler, "seed": arguments.seed}
     if arguments.jitter is not None:
         conditions["jitter"] = arguments.jitter
-    # Only an emulated rank can be made to fail: a real one is the user's own process.
+    # Only an emulated rank can be made to fail, because a real one is the user's process.
     if arguments.fail:
         rank, _, call = arguments.fail.partition("@")
         real = ranks_of(arguments.real_ranks)

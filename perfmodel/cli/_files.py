@@ -224,7 +224,7 @@ def complete_from_launch(arguments: argparse.Namespace) -> None:
         needed = tuple(name for name in needed if name != "layout")
     flags = lacking(arguments, *needed)
 
-    # A launch file that is incomplete says best itself what it lacks.
+    # The error of an incomplete launch file names the missing settings best.
     if flags and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if flags:
@@ -247,7 +247,7 @@ def _fill_from_launch(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Fill in flags from the launch file; return sentences on settings that it leaves open."""
     from perfmodel.ingest.launch import read_launch
 
-    # Flags go into the reading of the file, since what a script leaves open may follow from them.
+    # Flags are passed to the reader of the file, because settings that a script leaves open may follow from them.
     batches = arguments.global_batch
     launch = read_launch(
         arguments.launch_file,

@@ -252,8 +252,7 @@ def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str
             path = path.with_name(f"{name}.collectives{dot}{suffixes}")
         write_table(path, table)
 
-        # Read back what was written: the report is of the file, and a table that `fit` would
-        # refuse fails here.
+        # Read the written file back: the report describes it, and a table that `fit` would refuse fails here.
         checked = read_table(path)
         what = checked["op_family" if kind == "compute" else "collective"].value_counts()
         facts = {"device": ", ".join(sorted(set(checked["device"]))), "rows": len(checked)}

@@ -57,8 +57,7 @@ def interruptible(command: Callable[[], int]) -> int:
         try:
             return command()
         except BaseException as error:
-            # Libraries turn an interrupt into errors of their own. Whatever arrives after one is
-            # the interrupt.
+            # Libraries turn an interrupt into errors of their own. Later signals are part of the same interrupt.
             if not is_requested:
                 raise
             with uninterrupted():

@@ -217,7 +217,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**settings)
-        # Every numeric flag, whichever command has it, takes plain digits and what a quantity may be.
+        # Numeric flags of all commands take plain digits and quantities with units.
         self.register("type", int, _number_type(plain_whole))
         self.register("type", float, _number_type(plain_number))
 
@@ -248,7 +248,7 @@ class _Parser(argparse.ArgumentParser):
         )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
-        # A command refuses what it does not know itself: the whole command line could not say whose flag it lacks.
+        # A command refuses unknown flags itself: the main parser could not say which command lacks them.
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}")

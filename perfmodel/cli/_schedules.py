@@ -239,7 +239,7 @@ def _title(arguments: argparse.Namespace) -> str:
 
 
 def _notes(schedules: list[str], remedy: str) -> list[str]:
-    """What the figures of some schedules do not say by themselves.
+    """Notes on the figures of some schedules.
 
     Backward halving shares the order of forward doubling, so that equal micro-batches give equal rows.
     """

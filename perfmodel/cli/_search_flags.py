@@ -35,7 +35,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     add_goal(command)
     add_reliability(command)
     add_min_fit(command)
-    # Layouts may be ranked by what is lost if the prediction is wrong, instead of by the prediction.
+    # Layouts may be ranked by the loss if the prediction is wrong, instead of by the prediction.
     command.add_argument(
         "--robust",
         nargs="?",
@@ -239,8 +239,8 @@ def reliability_of(arguments: argparse.Namespace) -> "Reliability":
     """
     from perfmodel.planning.goodput import Reliability
 
-    # Flags are in hours, minutes and GB/s as people count them, records in SI units. What is not
-    # given keeps the record's default.
+    # Flags are in hours, minutes and GB/s as people count them, records in SI units. Flags that are not given keep the
+    # record's defaults.
     stated = {
         "device_mtbf_s": arguments.mtbf and arguments.mtbf * 3600,
         "restart_s": arguments.restart and arguments.restart * 60,

@@ -101,8 +101,8 @@ class CollectiveModel:
         time_s = _published_s(fabric, groups.take(index), exchanges)
         known = np.isfinite(time_s)
 
-        # A rate includes the latency at its size: smaller messages still take as long as the smallest, which is that
-        # of no bytes at all.
+        # A rate includes the latency at its size: smaller messages still take as long as the smallest one, which is the
+        # time of an empty message.
         known_index = index[known]
         empty = replace(groups.take(known_index), buffer_bytes=np.zeros(len(known_index)))
         latency_s = self._prices.price(CollectiveRequest("all_to_all", fabric), empty).time_s

@@ -185,9 +185,9 @@ def event_times(
 # Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks
 # fall, others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice
 # the work take less time than half of it, or more than twice as long. In a step a kernel follows other kernels, and a
-# framework may cut a large one in two. So twice the samples take at least as long, and at most twice as long. What was
-# measured stays, as far as measurements grow so among themselves; all else gives way to it. Element-wise kernels are
-# not changed: the next kernel really does find their results in the cache.
+# framework may cut a large one in two. So twice the samples take at least as long, and at most twice as long. Measured
+# times stay as far as they grow so among themselves; all other times are adapted to them. Element-wise kernels are not
+# changed: the next kernel really does find their results in the cache.
 
 
 FEWEST: Final[Mapping[str, int]] = {"m": 64, "k": 64, "tokens": 64}
@@ -230,7 +230,7 @@ class _Lattice:
 def _octaves(count: int, least: int, most: int) -> list[int]:
     """A number multiplied and divided by every power of two that leaves it whole, from `least` to `most`, in ascending
     order."""
-    # a number and its lowest set bit: what is left without powers of two
+    # dividing by the lowest set bit leaves the odd factor
     odd = count // (count & -count)
     return [odd << i for i in range(most.bit_length()) if least <= odd << i <= most]
 
@@ -407,7 +407,8 @@ class MonotoneGrid:
             axes_of_others = (0,) if is_product else (0, *side_axes)
             grown[n_below_tile:] = growing(grid[n_below_tile:], is_measured[n_below_tile:], axes_of_others)
 
-            # Downwards from what fills a tile: each between half and all of the time of twice its samples.
+            # Downwards from the samples that fill a tile: each takes between half and all of the time of twice its
+            # samples.
             for i in reversed(range(min(n_below_tile, len(grown) - 1))):
                 grown[i] = np.clip(grown[i], grown[i + 1] - _TWICE, grown[i + 1])
             if is_product:

@@ -112,7 +112,7 @@ def _by_themselves(
     memory_ops: list[KernelOp] = [ops[i] for i in at_memory]  # pyright: ignore[reportAssignmentType]
     times = times.at_most(at_memory, _around(roofline_seconds(device, memory_ops), HALF_WIDTH, "analytical"))
 
-    # 2. What is stored narrow is read faster, and long kernels run at the clock that the power limit leaves.
+    # 2. Narrow weights and caches are read faster, and long kernels run at the clock that the power limit allows.
     read_elements = np.array([_read_elements(op) for op in ops])
     shares = [_narrow_share(device, op, n, stored_bytes) for op, n in zip(ops, read_elements, strict=True)]
     times = times.scaled(np.array(shares) * under_load(device, ops, times.time_s))

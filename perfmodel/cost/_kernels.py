@@ -155,7 +155,7 @@ class KernelModel:
         """Times of ops of any families on a device that are not cached yet."""
         query = Query(Figures.of(device), None, software)
 
-        # 1. What the tables know: 4-bit floats and 8-bit integers are asked in the nearest type that was measured.
+        # 1. Times from the tables: 4-bit floats and 8-bit integers use those of the nearest measured type.
         measured_ops = [as_measured(device, op) for op in ops]
         answers = self._predict_ops(query, measured_ops)
 
@@ -198,9 +198,9 @@ class KernelModel:
         """Let slowed tensor units lengthen a kernel by no more than its arithmetic.
 
         A part whose tensor units alone are slower than those of its die moves data, issues instructions and takes
-        exponentials as fast as the die does. So a kernel takes what it would with the die's units, and the time by
-        which its FLOPs take longer. The regressor knows such a part by its peak alone, and gives it the share of the
-        peak that the die reaches. Where tables time the device itself they are right.
+        exponentials as fast as the die does. So a kernel takes as long as with the die's units, plus the time by which
+        its FLOPs take longer. The regressor knows such a part by its peak alone, and gives it the share of the peak
+        that the die reaches. Where tables time the device itself they are right.
         """
         regressors = self._regressors(request.rows.family)
 
@@ -233,8 +233,7 @@ class KernelModel:
         """Times of matrix products and convolutions: the regressors' answers, then one correction after the other.
 
         A regressor sees an element type as a label (`KindCode`), so nothing ties its answers for one type to those for
-        another; the corrections state what holds between them. Rows that name a measured source are left alone: they
-        are to be told as that source measured.
+        another; the corrections state what holds between them. Rows that name a measured source keep its times.
         """
         answers = Prediction.empty(len(request))
         rows = _ProductRows.of(request, self._unnamed(request))
@@ -268,7 +267,7 @@ class KernelModel:
             _between_half_and_all(answers, index, self._by_regressors(in_16))
 
     def _answer_backward_by_its_products(self, answers: Prediction, request: PriceQuery, index: np.ndarray) -> None:
-        """Answer both gradients at once by the sum of the two products, each of which is corrected by itself."""
+        """Predict both gradients at once by the sum of the two products, each of which is corrected separately."""
         backward = request.take(index)
         of_inputs, of_weights = gradient_products(backward.rows)
         input_times = self._predict(backward.instead(of_inputs))
@@ -492,7 +491,7 @@ def _bound_by_halves_and_nominal_rate(
     index = np.flatnonzero(unmeasured)
     log_nominal[index] = request.take(index).log_of(least_of_rows)
 
-    # halves before wholes, so that each is bounded by what its half was bounded to
+    # halves before wholes, so that each is bounded by its bounded half
     batch_ends = np.flatnonzero(np.diff(request.rows.shape["batch"])) + 1
     for index in np.split(np.arange(len(request)), batch_ends):
         log_two_halves = answers.log_time[half[index]] + np.log(2.0)

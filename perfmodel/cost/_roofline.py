@@ -290,8 +290,8 @@ def sustained_seconds(device: Device, ops: Sequence[Op]) -> Float64[np.ndarray, 
         return least_s
     memory_j, compute_j = _energies_j(energy, device, products)
 
-    # Newton's method from below, as the energy that fits is concave in the time. It begins at what the longer of
-    # traffic and arithmetic takes alone.
+    # Newton's method from below, as the energy that fits is concave in the time. It begins at the longer one of traffic
+    # and arithmetic alone.
     time_s = np.maximum(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))
     for _ in range(_STEPS):
         short_j = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s

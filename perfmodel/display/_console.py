@@ -32,7 +32,7 @@ def new_console(file: IO[str] | None = None) -> "Console":
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:
-    """Return what a function prints, as if its output went to a file."""
+    """Return the text that a function prints, as if its output went to a file."""
     out = io.StringIO()
     show(new_console(out))
     # The string may be printed on a terminal, which control characters in names must not reach.

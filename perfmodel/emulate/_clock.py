@@ -79,7 +79,7 @@ class Core:
     def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float, waits: bool = False) -> float:
         """Wait until `delay_s` after `begin_s`, with the core busy for `core_s` of it.
 
-        A collective's messages follow one another, so what the core does for others meanwhile comes on top.
+        A collective's messages follow one another, so other work of the core in the meantime adds to its duration.
 
         Args:
             begin_s: start of the work on `time.perf_counter`.

@@ -197,8 +197,8 @@ def _timed(
 def _jitter(dist: Any, torch: Any) -> float:
     """Standard deviation of the log of a rank's time for the same work between rounds, relative to the other ranks.
 
-    Without what makes one rank slower all the time, and what slows all at once; by the median of the deviations, which
-    a few rounds that the machine disturbed do not move.
+    It leaves out constant slowness of one rank and slowness of all ranks at once. The median of the deviations is not
+    moved by a few rounds that the machine disturbed.
     """
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
     rounds = []
@@ -220,8 +220,8 @@ def spread(rounds: Sequence[Sequence[float]]) -> float:
 
     Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
     """
-    # Rows less their mean take out what slows all ranks at once, columns less their median what makes one rank slow
-    # always.
+    # Subtracting the mean of rows removes slowness of all ranks at once; subtracting the median of columns removes
+    # constant slowness of one rank.
     ranks = len(rounds[0])
     centred = []
     for row in rounds:

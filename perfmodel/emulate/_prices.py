@@ -133,7 +133,7 @@ class PriceTable:
         buffer through every rank (Thakur et al. 2005, section 4); the time of the smallest message is taken to be that
         of the steps.
         """
-        # The nearest number of ranks, scaled by what a ring does.
+        # The nearest number of ranks, scaled as a ring's time.
         measured = [ranks for kind, ranks in self.curves if kind == op.collective]
         if not measured:
             return 0.0

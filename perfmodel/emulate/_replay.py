@@ -58,8 +58,8 @@ class Replay:
 
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
         """Durations under a delay: spans grow by the processor time of collectives that overlap with them."""
-        # Op by op, since what a span loses of its core depends on which collectives are under way by then.
-        # A recorded span includes what collectives took of its core. Under a delay others are under way, so spans are
+        # Op by op, because the share of the core that a span loses depends on the collectives under way by then. A
+        # recorded span includes what collectives took of its core. Under a delay others are under way, so spans are
         # recomputed before the critical path is.
         spans = self.structure
         durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
@@ -105,7 +105,7 @@ def replay(iteration: Iteration) -> Replay:
     users = users_of(iteration.calls)
     for span in iteration.spans:
         before = ops.after([thread, *(calls[place] for place in span.after if place in calls)])
-        # A span's work is what its thread did itself, without what collectives took of the core.
+        # A span's work is that of its own thread, without the share of the core that collectives took.
         work_s = max(0.0, own_s(span.start_s, span.end_s, users))
         thread = ops.add(_Op(work_s, _PHASES[span.phase], int(Stream.COMPUTE), before))
         if span.issues >= 0:

@@ -201,7 +201,7 @@ def _has_tf32(name: str) -> bool:
 
 def _op_that_ran(table: "pd.DataFrame", source: np.ndarray, variant: np.ndarray) -> np.ndarray:
     op = text(table, "op")
-    # The op column says what was asked for, and these rows are known to have run something else.
+    # The op column names the requested operator, and these rows are known to have run another one.
     single = (op == "norm_unfused") & (source == _SERVING_PROFILER) & (text(table, "model") == _LAYER_NORM_MODEL)
     ungated = (text(table, "op_family") == "moe") & relabel(variant, lambda v: "nongated" in v).astype(bool)
     return np.where(single, "layer_norm", np.where(ungated, NONGATED_MOE, op)).astype(object)

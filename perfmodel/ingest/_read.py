@@ -233,7 +233,7 @@ def detect_format(path: Path | str) -> str:
 
 
 def _opened(paths: Sequence[Path | str], format: str, content: str, kind: str) -> tuple[str, Any, Any]:
-    """Read files, and look up the function that takes one kind of content from what was read.
+    """Read files, and look up the function that extracts one kind of content.
 
     Args:
         paths: files of one format.

@@ -99,7 +99,7 @@ class Electra(Roberta):
     def fields(self) -> Fields:
         if self.embedding_size == self.hidden_size:
             return super().fields()
-        # Layers end with their norms, so that the only one beside them is that of the embeddings.
+        # Layers end with their norms, so the only other norm is that of the embeddings.
         return super().fields() | {
             "narrow_embedding": NarrowEmbedding(width=self.embedding_size, all_tables=True, bias=True),
             "embedding_norm": True,

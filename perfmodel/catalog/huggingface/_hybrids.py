@@ -361,7 +361,7 @@ class GraniteHybrid(LlamaWithExperts, MambaKeys):
     num_experts_per_tok: CountOrNone = 0
 
     def fields(self) -> Fields:
-        # The small models of the family have no experts: what they call the shared one is their feed-forward.
+        # The small models of the family have no experts: their feed-forward is called the shared expert.
         if self.num_experts:
             return super().fields() | self.mixers(self.num_hidden_layers, (), "E")
         dense = {"ffn_hidden": self.shared_expert_intermediate_size or self.expert_inner}

@@ -95,7 +95,7 @@ def with_layer_lists(
     if feed_forward is not None and isinstance(experts, Experts):
         fields = fields | {"experts": _expert_rule(experts, feed_forward)}
 
-    # The guess holds if the stack of its rules is that of the lists.
+    # The guess holds if its rules give the same stack as the lists.
     by_rule = Transformer(name="by rule", **fields).stack
     lists = []
     for layer, sublayers in enumerate(by_rule):

@@ -24,7 +24,8 @@ def plain_sizes(
 ) -> Fields:
     """Sizes of a stack; by default heads share the hidden size evenly (`head_dim`), and the inner size is four times
     the hidden size (`ffn`)."""
-    # What is left out here is GPT-2's, as `Transformer` has it by default: layer norms, learned positions, biases.
+    # Fields that are left out here have `Transformer`'s defaults, which are GPT-2's: layer norms, learned positions,
+    # biases.
     return {
         "layers": layers,
         "hidden": hidden,

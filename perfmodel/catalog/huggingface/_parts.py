@@ -60,7 +60,7 @@ def language_model(
     family = config.get("model_type", config.get("_class_name"))
     if not isinstance(family, str):
         raise PerfModelError(f"{place}: model_type: missing; it names the family")
-    # Contrastive models have two towers of equal rank; what is trained into language models is the one that sees.
+    # Contrastive models have two towers of equal rank; language models are built on the vision tower.
     if family in VISION_ENCODERS:
         return _part(config, "vision_config", place), f"{family}_vision_model", []
     left_out = [_tower(key, part) for key, part in config.items() if _is_tower(key, part)]
@@ -119,7 +119,7 @@ def _is_tower(key: str, part: Any) -> bool:
 
 def _tower(key: str, part: Mapping[str, Any]) -> str:
     """A sentence on a part that is left out, with its approximate number of parameters if its sizes are stated."""
-    # The size tells a reader whether what is left out matters beside the language model.
+    # The size tells a reader whether the omitted part matters beside the language model.
     tower = key.removesuffix("_config").replace("_", " ")
     parameters = encoder_parameters(part)
     size = f"of about {parameters / 1e9:.2f} B parameters " if parameters else ""

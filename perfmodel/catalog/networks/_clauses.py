@@ -97,7 +97,7 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
     label = _LABEL.match(clause)
     body, purpose = clause, clause
     if label is not None:
-        # A label is a network's name with prose behind it (`InfiniBand: data bandwidth ...`), or what it is for.
+        # A label is a network's name with prose behind it (`InfiniBand: data bandwidth ...`), or its purpose.
         named, _ = read_clause(label[1])
         if named.family:
             return named, []
@@ -105,7 +105,7 @@ def read_clause(clause: str) -> tuple[AdapterSet, list[str]]:
     for_computing = bool(_COMPUTE.search(purpose))
     for_others = bool(_OTHERS.search(purpose)) and not for_computing
     tokens = [(kind, match) for kind, match in tokens_of(body) if kind != "filler"]
-    # PCIe is the way from a device to its host, whatever else the clause says.
+    # PCIe always means the link from a device to its host.
     if any(kind == "host" for kind, _ in tokens):
         for_others = True
     adapters = AdapterSet(for_computing=for_computing, for_others=for_others)

@@ -57,7 +57,7 @@ class Network:
     @property
     def words(self) -> str:
         """The network in words that read back to the same network."""
-        # Whatever is known is written so that the grammar reads the same record: the tests hold it to that.
+        # The grammar reads this text back to the same record (tests check that).
         rack = f"NVL{self.domain}, " if self.domain else ""
         if self.absent:
             return f"{rack}none (one node)"
@@ -101,7 +101,7 @@ class Network:
     def with_adapters(self, count: int | None, gbit_per_s: float | None) -> "Network":
         """Set the adapters of a node from numbers, which override words.
 
-        Numbers that repeat the words' own (`3x 100 GbE per card`, 3, 100) mean what the words mean.
+        Numbers that repeat those in the words (`3x 100 GbE per card`, 3, 100) change nothing.
         """
         repeats = self.gbit_per_s is not None and count in (None, self.adapters)
         if (count is None and gbit_per_s is None) or (repeats and gbit_per_s in (None, self.gbit_per_s)):
@@ -110,7 +110,7 @@ class Network:
         counted_per_node = self.adapters is not None and self.scope == "node"
         if gbit_per_s is None:
             # A count alone: it divides a rate of the whole node, and leaves that of one adapter as it is. EFA's rate is
-            # that of the instance, however many cards carry it.
+            # the whole instance's, however many cards carry it.
             if self.gbit_per_s is None or self.family == "AWS EFA":
                 return replace(changed, adapters=count, scope="node")
             is_total = self.scope != "device" and self.adapters is None

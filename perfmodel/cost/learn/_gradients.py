@@ -206,7 +206,7 @@ def log_least(request: PriceQuery) -> Float64[np.ndarray, "n"]:
     l2, bandwidth = request.of_query(lambda query: [query.figures.l2, query.figures.bandwidth]).T
     counted = request.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
 
-    # A kernel that is timed over and over finds in the cache whatever fits there.
+    # A kernel that is timed repeatedly finds its operands in the cache if they fit.
     beyond_cache = np.maximum(_compulsory_bytes(request) * counted - l2, 0.0)
     with np.errstate(divide="ignore"):
         return np.log(beyond_cache / (STREAM_SHARE * bandwidth))

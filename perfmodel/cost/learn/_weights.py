@@ -231,7 +231,7 @@ def weight_files(calibration: Path | str | None) -> WeightFiles:
         return WeightFiles(folder, "", None)
     signature = _signature(folder)
 
-    # A file that has just changed may change again within a tick of its clock: what is read now is not remembered.
+    # A file that has just changed may change again within a tick of its clock, so its content is not cached now.
     last_change_ns = 0
     for _, modified_ns, changed_ns, *_ in signature:
         last_change_ns = max(last_change_ns, modified_ns, changed_ns)
@@ -256,7 +256,7 @@ def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
 def _read_all(folder: Path) -> WeightFiles:
     """Contents of all files, read while the folder did not change."""
     for _ in range(_ATTEMPTS):
-        # a fit may be writing: only what is the same before and after was there together
+        # a fit may be writing: only files that are the same before and after belong together
         try:
             before = _signature(folder)
             content = {name: (folder / name).read_bytes() for name, *_ in before}

@@ -116,7 +116,7 @@ def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, 
 
 def standardise(xp: Any, params: Parameters, raw: Any) -> Any:
     """Features clipped to the training range, centred and scaled."""
-    # beyond what it saw a network answers as at the edge: what grows there is the base time, by physics
+    # beyond its training range a network answers as at the edge: there only the base time grows, by physics
     clipped = xp.clip(raw, params.low, params.high)
     return xp.clip((clipped - params.mean) / params.scale, -FEATURE_CLIP, FEATURE_CLIP)
 
@@ -224,7 +224,7 @@ def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
 _BOUND: Final = 0.40
 """Least share of the bandwidth at which a kernel counts as limited by it."""
 _UNBOUND: Final = 0.15
-"""Share at which it is taken to be limited by what multiprocessors issue."""
+"""Share of the bandwidth from which the issue rate of multiprocessors is taken to be the limit."""
 _FOLLOWS_ISSUE: Final = 0.75
 """How far the slowest kernels follow the issue rate; the rest is bandwidth (log scale)."""
 

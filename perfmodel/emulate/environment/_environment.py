@@ -1,6 +1,6 @@
 """The emulated environment's server (prices, agreement between ranks, watchdog) and client.
 
-NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is what every real rank says that it does.
+NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is the calls that every real rank reports.
 """
 
 import threading
@@ -94,7 +94,7 @@ class Environment:
 
     def _answer(self, rank: int, name: str, arguments: list[Any]) -> tuple[str, Any]:
         try:
-            # Whatever is wrong with one rank ends the emulation for all, with the first reason.
+            # An error of one rank ends the emulation for all, with the first reason.
             return "ok", getattr(self, f"_on_{name}")(rank, *arguments)
         except Exception as error:
             self.fail(str(error))

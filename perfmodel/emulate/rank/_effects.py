@@ -72,8 +72,7 @@ class Effects:
             output.copy_(reduced[self._real.index(self._own)].view_as(output))
 
     def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-        # Data for an emulated rank come back as what it would have sent; where sizes differ there is nothing that
-        # fits.
+        # Data for an emulated rank come back as if it had sent them; where sizes differ, no data fit.
         for place, part in enumerate(received):
             sent_part = sent[place]
             if part.shape == sent_part.shape:

@@ -313,14 +313,14 @@ class EmulatedGroup(_ProcessGroup):
 
 
 class _Parties(NamedTuple):
-    """Who takes part in a call."""
+    """The ranks that take part in a call."""
 
     ranks: tuple[int, ...]
     """Ranks of the world."""
     real_ranks: tuple[int, ...]
     """Those with a process, which must agree before the call begins."""
     agreed: Call
-    """What they agree on."""
+    """Parameters of the call, on which they agree."""
 
 
 def _call(kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:

@@ -64,8 +64,8 @@ class Rank:
     def measure_overhead(self, call: Callable[[bool], Any]) -> None:
         """Measure the emulation overhead of a call, which is subtracted afterwards.
 
-        Before each call the caches are filled with something else, as computing does. Nothing is delayed, late or
-        dead meanwhile: what a what-if adds is not what emulating takes, and would be taken off from all later calls.
+        Before each call the caches are filled with something else, as computing does. Meanwhile no call is delayed,
+        late or failing: a what-if's delay is no overhead of emulating, and would be subtracted from all later calls.
 
         Args:
             call: makes one that is answered at once, or else one to wait for.

@@ -67,8 +67,8 @@ class RankRun:
             # Forward is the rest: scripts mark no forward pass.
             backward_s = _seconds_between(inside, "backward", "backward_end")
             optimizer_s = _seconds_between(inside, "optimizer", "iteration_end")
-            # Processor time of the thread: what is left of the iteration it spent waiting, of which communication
-            # explains at most its own length.
+            # The thread spent the rest of the iteration, beyond its processor time, waiting. Communication explains at
+            # most its own length of that.
             own_s = float(end.thread_s - start.thread_s)
             under_way_s = _under_way_s(self.collectives, float(start.wall_s), float(end.wall_s))
             exposed_s = float(np.clip(span_s - own_s, 0.0, under_way_s))

@@ -111,8 +111,8 @@ class _Cutter:
 
     def mark(self, moment_s: float, name: str, thread_s: float) -> None:
         """Cut at a mark, where the phase may change."""
-        # DistributedDataParallel waits inside backward, where no call of the script shows it: whatever is pending at
-        # the end of backward was waited for.
+        # DistributedDataParallel waits inside backward, where no call of the script shows it: it waited for all calls
+        # that are pending at the end of backward.
         pending = self._pending(moment_s) if name == "backward_end" else []
         if pending:
             self._backward_end(moment_s, thread_s, pending)

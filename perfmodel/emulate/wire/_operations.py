@@ -3,8 +3,8 @@
 Of an operation's graph of messages only those between real and emulated ranks are on the wire (NeuronaBox, section
 2.2). All ranks run one program and begin it together, so the emulated ranks are always as far as the real one: when it
 is ready for its k-th message of a ring, a halving-doubling exchange, a barrier or an all-to-all, the other side is just
-about to send it. A tree and a scatter are not alike for all: what has to happen first among emulated ranks is counted
-in steps.
+about to send it. In a tree or a scatter ranks differ: messages that emulated ranks must exchange first are counted in
+steps.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ class Calls:
         """
         if kind == "send_recv":  # whose number is a tag
             return ""
-        # The first rank to make a call sets what the others are held against.
+        # The first rank to make a call sets the parameters that the others must match.
         calls = self._by_group.setdefault(group, {})
         first_rank, first_kind = calls.setdefault(number, (rank, kind))
         if len(calls) > _MOST_CALLS:
@@ -242,7 +242,7 @@ class Operation:
 
     def _remember(self, peer: int, pair: Pair, number: int, nbytes: int) -> None:
         """Make the buffer of a granted message, whose data will arrive, if it is the first of its key."""
-        # The first is the real rank's own; what a ring sends later has come from others.
+        # The first is the real rank's own; later messages of a ring have come from other ranks.
         key = self._key(peer, number, nbytes)
         if key in self._kept:
             return

@@ -5,7 +5,7 @@ send their library's messages. It only answers them, message by message (`_opera
 and no message among emulated ranks.
 
 It reads its orders, a JSON object, from the first line of standard input, and says `ready PORT` on standard output when
-real ranks may come. When standard input ends it writes what it noted as a JSON object, and ends too.
+real ranks may come. When standard input ends, it writes its records as a JSON object and ends too.
 """
 
 import json

@@ -324,7 +324,7 @@ class Peer:
     def _join(self) -> None:
         """Handle a real rank's announcement of a group, and answer with the addresses of the other ranks."""
         connected, _ = self._join_listener.accept()
-        # A stranger who connects to the port must neither delay the ranks nor learn anything.
+        # A stranger that connects to the port must neither delay the ranks nor learn anything.
         connected.settimeout(_JOIN_S)
         with connected, connected.makefile("rw") as line:
             try:

@@ -229,7 +229,7 @@ class PeerProcess:
 
     def end(self) -> None:
         """End the process, which writes its record to the orders' folder (`PEER`)."""
-        # Closing its standard input is the sign to end; it then prints what it noted.
+        # Closing its standard input tells it to end; it then prints its records.
         text, _ = self.process.communicate(timeout=_END_S)
         noted = json.loads(text)
         for operation in noted["operations"]:

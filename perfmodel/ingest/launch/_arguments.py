@@ -90,7 +90,7 @@ def followed_script(
 def processes_in_variables(command: Command) -> dict[str, str]:
     """Process counts set by a command's variables, under the torchrun argument for each.
 
-    A count that depends on what nobody set stays as it is written.
+    A count that depends on an unset variable stays as it is written.
     """
     numbers: dict[str, str] = {}
     for variable, name in (("NPROC_PER_NODE", "nproc-per-node"), ("NNODES", "nnodes")):

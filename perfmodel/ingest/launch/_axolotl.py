@@ -40,7 +40,7 @@ def _states(settings: Mapping[str, Any]) -> Fields:
     """Optimizer, and the element type of its states.
 
     Weights are loaded in the type of the products. DeepSpeed and Accelerate's FSDP make fp32 copies of them; without
-    either, weights, gradients and moments are what was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
+    either, weights, gradients and moments have the type that was loaded (`axolotl/loaders/model.py`, `torch_dtype`).
     """
     fields = optimizer_fields(settings.get("optimizer", "adamw_torch_fused"))
     is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))

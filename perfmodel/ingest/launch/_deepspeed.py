@@ -312,7 +312,7 @@ DEEPSPEED: Final = LaunchFormat(
         "comet.*",
         "flops_profiler.*",
         "comms_logger.*",
-        # Buffers and order of ZeRO, of which those that cost memory are read.
+        # Buffers of ZeRO that cost memory.
         "zero_optimization.contiguous_gradients",
         "zero_optimization.sub_group_size",
         "zero_optimization.reduce_scatter",

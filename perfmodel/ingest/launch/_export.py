@@ -1,6 +1,6 @@
 """Writes layouts as launch files; refuses a layout that would not be read back the same.
 
-In a user's own file settings that say nothing of layouts, and those that already say what they should, stay.
+In a user's own file, settings that do not concern layouts stay, and so do those that are already right.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml":
 
 def comparable(layout: Layout) -> Layout:
     """The layout with settings that have no effect reset to their defaults."""
-    # Reading a file back cannot give what the file need not say. Two layouts are the same here if every rank does the
-    # same work in the same order.
+    # Reading a file back cannot restore fields that the file need not state. Two layouts are the same here if every
+    # rank does the same work in the same order.
     canonical = layout.canonical
     if canonical.schedule == "gpipe" and layout.vpp > 1:
         # GPipe's order with several chunks is that of breadth-first.
@@ -155,7 +155,7 @@ def _written(
 ) -> str:
     """The file's text, which gives the same layout and job when it is read back; raises `LaunchFileError` if not."""
     text = _WRITERS[form.syntax](values, tuple(comments))
-    # The reader is the judge of the writer: what a user launches must be what was predicted, setting by setting.
+    # The written file is read back: a user must launch exactly what was predicted, setting by setting.
     back = parse_launch(
         text, place, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
     )
@@ -313,7 +313,7 @@ def _with_own_notation(
     for rule in form.table:
         owners.update(rule.keys)
 
-    # First the keys that already say what they should.
+    # First the keys that are already right.
     for rule in form.table:
         # A key that several rules read may mean more than this rule knows of: only its exclusive keys stay.
         exclusive = {key for key in rule.keys if owners[key] == 1}

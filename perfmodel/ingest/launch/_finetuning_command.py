@@ -128,7 +128,7 @@ def finetuning_command(
         line = best.command.argv[0].line
         remarks.append(f"the script has {unread + 1} fine-tuning commands; perfmodel reads the one on line {line}")
     source = Source(place=place, entries=entries | world, notes=(*script.notes, *notes, *remarks), doubts=absent)
-    # These name no further files, and say themselves what they run on.
+    # These name no further files, and state their own devices.
     if best.form in (VERL, OLMO_CORE):
         return source, best.form
     return with_named_files(source, best.form, neighbours)

@@ -141,7 +141,8 @@ def _on_torch(form: LaunchFormat) -> LaunchFormat:
 def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
     return replace(
         form,
-        # The last rule that says a field wins: the front end fills in what DeepSpeed's table takes for its own default.
+        # The last rule for a field wins: the front end fills in values where DeepSpeed's table would take its own
+        # defaults.
         table=(
             *DEEPSPEED.table,
             *form.table,

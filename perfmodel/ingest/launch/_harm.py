@@ -1,9 +1,9 @@
 """Ranks the unread settings of a launch file by how much they may change a prediction.
 
 This is the one place that all formats share. A format lists what it knows to be harmless; every other unread setting
-comes here. Its name tells what it is about (`harm_of`). Settings of the model, of what is trained, of the layout, of
-precision and of memory make a prediction doubtful, and `doubts` says so at the head of the answer. All others are
-named after them, and those of logging, checkpoints and data (`HARMLESS`) not at all.
+comes here. Its name tells what it affects (`harm_of`). Settings of the model, of what is trained, of the layout, of
+precision and of memory make a prediction doubtful, and `doubts` says so at the head of the answer. All others are named
+after them, and those of logging, checkpoints and data (`HARMLESS`) not at all.
 """
 
 import re

@@ -93,7 +93,7 @@ perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
         "Megatron-Bridge: before pretrain(config=cfg, ...), where cfg is the ConfigContainer",
         "perfmodel_dump(cfg, perfmodel_defaults(cfg))\n",
     ),
-    # Fiddle's recipes are not built yet: what they set and what they leave to the defaults of their classes is at hand.
+    # Fiddle's recipes are not built yet, so their settings can be told apart from the defaults of their classes.
     "nemo": (
         "NeMo 2: after recipe = ...pretrain_recipe(...) and the lines that change it, before it is run",
         _FIDDLE + "perfmodel_dump(perfmodel_built(recipe, True), perfmodel_built(recipe, False))\n",
@@ -102,7 +102,7 @@ perfmodel_dump(vars(get_args()), vars(perfmodel_parser.parse_args([])))
         "torchtitan: in train.py after config = config_manager.parse_args()",
         "perfmodel_dump(config, perfmodel_defaults(config))\n",
     ),
-    # DeepSpeed's file as it was read, without its defaults: all in it is the user's. The model is that of the script.
+    # DeepSpeed's file as it was read, without defaults: every key in it is the user's. The model is that of the script.
     "deepspeed": (
         "DeepSpeed: after model_engine, ... = deepspeed.initialize(...)",
         """\

@@ -28,7 +28,7 @@ _DEEPEST: Final = 40
 
 @dataclass(frozen=True)
 class JobScript:
-    """What the pods of a manifest run."""
+    """The script that the pods of a manifest run, with their devices."""
 
     text: str
     """A shell script with the variables, files and commands of the containers."""

@@ -41,7 +41,7 @@ _MOST_CALLS: Final = 40
 
 
 class Followed:
-    """What is known of a script after it was followed."""
+    """The known state of a script after it was followed."""
 
     def __init__(self, follower: "_Follower", scope: Scope) -> None:
         self._follower = follower
@@ -480,7 +480,7 @@ _EXITS: Final = (Symbol("sys.exit"), Symbol("exit"), Symbol("quit"))
 
 
 def _within_loop(ended: Exit | None) -> Exit | None:
-    """How a loop's round ends for what follows the loop."""
+    """Translate how a round of a loop ended into how the loop ended."""
     return None if ended is not None and ended.kind in ("break", "continue") else ended
 
 

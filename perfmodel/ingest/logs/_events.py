@@ -62,8 +62,7 @@ def events_of(lines: Sequence[str], steps: Mapping[int, LoggedStep]) -> tuple[Lo
                 events.setdefault((kind, at_step), LogEvent(kind=kind, after_step=at_step))
         seconds = _save_seconds(line)
         if seconds is not None:
-            # The line with the duration is the most that is said of a
-            # checkpoint, and replaces what was noted before it.
+            # The line with the duration says most about a checkpoint, and replaces earlier notes of it.
             events["checkpoint", at_step] = LogEvent(kind="checkpoint", after_step=at_step, seconds=seconds)
     return tuple(events.values())
 

@@ -81,7 +81,7 @@ def settings_of(lines: Sequence[str], step_lines: Iterable[int]) -> dict[str, An
         # Reports of steps have fields with the same names, `global batch size: 1024`, whose values may be rounded.
         if index in step_indices:
             continue
-        # Later lines are closer to what really ran: a list of arguments, then sentences of the framework and its mesh.
+        # Later lines are closer to the actual run: a list of arguments, then sentences of the framework and its mesh.
         name_and_value = _LINE.search(line)
         if name_and_value is not None:
             field, parse = _NAMED[name_and_value[1]]

@@ -99,6 +99,6 @@ def piped_fields(line: str) -> dict[str, str]:
         match = re.match(r"\s*(.*?)\s*[:=]\s*(.*?)\s*$", part)
         if match is not None:
             name = re.sub(r"[^a-z0-9]+", "_", match[1].lower()).strip("_")
-            # The first field of a name counts: what follows in the same line is another framework's.
+            # The first field of a name counts; a later one in the same line belongs to another framework.
             fields.setdefault(name, match[2].rstrip("]"))
     return fields

@@ -203,8 +203,8 @@ def activities_of(
     """Events of one rank as activities: kernels with the operators that launched them, or the host's own (None)."""
     launched_us = [event.start_us for event in events]
     if operators is not None:
-        # The ranges of a step lie around the host's calls: a kernel may run long after them. So the time that counts
-        # is that of the runtime call, else of the operator, else of the kernel itself.
+        # The ranges of a step lie around the host's calls: a kernel may run long after them. So the time of the runtime
+        # call counts, else that of the operator, else that of the kernel itself.
         launches = [launch_of(file, event) for event in events]
         launched_us = [
             (launch or operator or event).start_us

@@ -300,7 +300,7 @@ def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list
         first = np.searchsorted(ordered, tag.start_s)
         end = np.searchsorted(ordered, tag.end_s, side="right")
         inside = order[first:end]
-        # A range overrides only what it names itself: `step=7` around `forward` leaves both standing.
+        # A range overrides only the tags that it names: `step=7` around `forward` leaves both standing.
         if tag.tags.phase:
             columns["phase"][inside] = PHASES.index(tag.tags.phase)
         for name in ("stage", "micro_batch", "step"):

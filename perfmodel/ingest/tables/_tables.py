@@ -81,7 +81,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "time_us_std": _at_least(0, "us", "its standard deviation"),
     "n_repeats": _at_least(0, "", "calls that were timed"),
     **_shapes(),
-    # Who takes part in a collective, and how large it is.
+    # Ranks and size of a collective.
     "num_ranks": _at_least(1, "", "ranks that take part", "collective"),
     "num_nodes": _at_least(1, "", "nodes that they are on", "collective"),
     "ranks_per_node": _at_least(0, "", "ranks within a node", "collective"),
@@ -105,7 +105,7 @@ NEEDED_OF_RUNS: Final = ("case_id", "source", "device", "tp", "pp", "dp", "micro
 
 def _job_file_columns() -> dict[str, tuple[str, str]]:
     """Columns of the tables of a job file, by the prefix of their names."""
-    # Any key of a job file may be a column, so that a table can say what no column of its own does.
+    # Any key of a job file may be a column, for settings that no other column states.
     examples = {
         "layout": "layout.offload",
         "job": "job.optimizer",
@@ -121,7 +121,7 @@ def _job_file_columns() -> dict[str, tuple[str, str]]:
 
 
 RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
-    # Who ran what, and where.
+    # Source, software and machine of a run.
     "case_id": ("text", "name of the run"),
     "source": ("text", "who published it; runs of one source are judged together"),
     "status": ("text", "ok, or why there is no time (oom, crash); ok if empty"),
@@ -291,7 +291,7 @@ def read_csv(path: Path, **options: Any) -> "pd.DataFrame":
     import pandas as pd
 
     if files.is_compressed(path):
-        # Pandas would expand the file to whatever size it has.
+        # Pandas would expand the file without a limit.
         return pd.read_csv(io.BytesIO(files.read_data(path)), low_memory=False, **options)
     limit_bytes = files.data_limit_bytes()
     if path.stat().st_size > limit_bytes:

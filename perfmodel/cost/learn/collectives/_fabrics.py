@@ -180,7 +180,7 @@ def _of_row(
     size = int(node_size) if node_size >= 1 else _usual_node(name, device)
     size = max(size, int(ranks_per_node))
 
-    # The network: what the row says of its adapters counts before the interconnect's name.
+    # The network: the row's own adapters count before the interconnect's name.
     outer = link_class(interconnect, device, True)
     adapter = outer.bandwidth_bytes_per_s
     if nic_gbit > 0:
@@ -218,9 +218,9 @@ def _usual_node(name: str, device: str) -> int:
 # Constants of the physical curve of a collective on a fabric.
 #
 # They are sums of effects (of the kind of collective, of the link class, of both), each with an expected value and a
-# standard deviation. A fit moves an effect as far as measurements ask; a link class never measured keeps the expected
-# effect, so that it is priced by what all links have in common. Efficiencies are logistic: below one whatever the fit,
-# so that no link carries more than its rate.
+# standard deviation. A fit moves an effect as far as measurements require. A link class that was never measured keeps
+# the expected effect, so that it is priced by the common behaviour of all links. Efficiencies are logistic: below one
+# whatever the fit, so that no link carries more than its rate.
 
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}

@@ -59,7 +59,7 @@ def fit_rows(
     start: Mapping[Effect, float] | None = None,
 ) -> CollectiveWeights:
     """Fit the link physics, unless `base` has it, and the curves of all measured series."""
-    # Physics is to hold for links in general, so it is fitted to what is no host or network at fault.
+    # Physics should hold for links in general, so it is fitted without rows of faulty hosts or networks.
     healthy = guides(rows, sources)
     physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
     weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
@@ -164,7 +164,7 @@ def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, .
 def _merged(site: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
     """`base` with the usual curves of its fabrics and kinds replaced where the site measured them.
 
-    Shipped series stay, to predict their own rows by; what is usual on links of other devices stays as well.
+    Shipped series stay, because they predict their own rows; usual times of links on other devices stay as well.
     """
     usual_curves = {key: curves for key, curves in site.curves.items() if not isinstance(key, LinksKey)}
     measured: set[MeasuredPlace] = set()

@@ -203,8 +203,8 @@ def collective_time(
             continue
         is_tree = name in ("tree", "nvls_tree")
 
-        # Latencies of a message between nodes: 1 of one sent at once, 2 of one that asks first. On the wire half of
-        # what LL sends is flags. No steeper than that more ranks, and smaller messages, still take longer.
+        # Latencies of a message between nodes: 1 of one sent at once, 2 of one that asks first. Half of the bytes that
+        # LL sends are flags. No steeper than that more ranks, and smaller messages, still take longer.
         asks = 1.0
         if name:
             wire_bytes = 2 * (buffer_bytes if is_tree else buffer_bytes / ranks)
@@ -217,7 +217,7 @@ def collective_time(
                 # in low latency its ranks do not wait for one another
                 hops_near, hops_far = local, several
 
-            # Latency: hops one after another. What a cluster states beyond the usual latency is kept apart from it.
+            # Latency: hops one after another. A cluster's stated latency beyond the usual one is a term of its own.
             near_s, far_s = protocol.hop_inside_s, protocol.hop_between_s * asks
             latency_s = hops_near * near_s + hops_far * far_s + work.other_s + protocol.start_s
             shift_s = hops_near * _shift(xp, near_s, link.shift_inside_s, link.usual_inside_s)
@@ -391,7 +391,7 @@ def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduc
     n = np.asarray(ranks, np.float64)
     r = np.minimum(np.maximum(ranks_per_node, 1.0), n)
     between_nodes = n > r
-    # The parties of the outermost tier are nodes, or the ranks of one; those of a node share what it moves.
+    # The parties of the outermost tier are nodes, or the ranks of one node; ranks of a node share its traffic.
     parties = np.where(between_nodes, np.ceil(n / r), n)
     share = np.where(between_nodes, r, 1.0)
     lacking = (parties - 1) / np.maximum(parties, 1.0)

@@ -157,7 +157,7 @@ class CollectivePrices:
 
     def __init__(self, weights: CollectiveWeights) -> None:
         self.weights = weights
-        # weights never change: what was worked out for equal questions stays right
+        # weights never change, so cached results of equal queries stay right
         self._tables = Cache(_MOST_TABLES)
 
     def price(self, request: CollectiveRequest, groups: Groups) -> Priced:
@@ -325,8 +325,8 @@ class CollectivePrices:
         if not is_measured_series:
             log_s = rising(log_s, axis=0)
 
-        # One node: the group inside it, than which no larger one is faster. Ranks that have a node each have no such
-        # group; the row stands only for what lies between one node and two.
+        # One node: the group inside it, than which no larger one is faster. Ranks with a node each have no such group;
+        # the row only serves interpolation between one node and two.
         one_node = log_s[0]
         if per_node > 1:
             bridged = fabric.inside.link_class.bridged

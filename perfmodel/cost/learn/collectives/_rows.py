@@ -258,7 +258,7 @@ def reasons_to_set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]]
     reason[rows.groups > 1] = BESIDE
     reason[rows.disturbed] = DISTURBED
 
-    # These are judged by nothing else, and the rates of their series are those of the others.
+    # These pass no other check, and the rates of their series are those of the others.
     single_groups = np.flatnonzero(~rows.disturbed & (rows.groups == 1))
     for (code, between), group in groups_of(rows.series[single_groups], rows.between[single_groups]):
         index = single_groups[group]
@@ -339,7 +339,8 @@ def _of_tier(
     if not all(link.limited for link in links):
         return reason, below
 
-    # No algorithm moves less than its least volume: what is faster than the fastest link is a wrong unit, size or link.
+    # No algorithm moves less than its least volume, so a row faster than the fastest link has a wrong unit, size or
+    # link.
     fastest = max(links, key=lambda link: link.bandwidth_bytes_per_s)
     volume = least_volume(kind, rows.ranks, rows.ranks_per_node, fastest.reduces)
     rate = volume * rows.buffer_bytes / rows.time_s

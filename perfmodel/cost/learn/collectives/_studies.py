@@ -66,7 +66,7 @@ def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sour
     fold = shape_folds(rows)
     error = np.full(len(rows), np.nan)
     measured = np.zeros(len(rows), bool)
-    # physics stays: only the curves, which are what a series adds to it, are fitted without the fold
+    # physics stays: only the curves, by which a series differs from it, are fitted without the fold
     for k in range(fold.max() + 1):
         test, train = np.flatnonzero(fold == k), rows.take(fold != k)
         if len(train) and len(test):

@@ -41,7 +41,7 @@ TOKEN_BYTES: Final = 2.0
 SMALL_TOKENS: Final = 512
 """Below this an exchange is bound by latency."""
 _UNLIKE: Final = (0.1, 0.3, 0.3, 0.05, 0.02, 0.3)
-"""What a series tells of another where they differ in a part of their keys, by part."""
+"""Weight of a series for another that differs in one part of its key, by part."""
 
 
 @dataclass(frozen=True)

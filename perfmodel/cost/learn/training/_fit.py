@@ -259,7 +259,7 @@ def fit_regressor(
     from perfmodel.cost.learn.training._recipe import Stages
     from perfmodel.cost.learn.training._train import Training, train_members
 
-    # errors and intervals first, on what the fit did not see
+    # errors and intervals first, on rows that the fit did not see
     code = KindCode.of(samples.rows.kinds)
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
@@ -363,7 +363,7 @@ def fit_calibration(
     table_list = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
     frames = [(table if isinstance(table, pd.DataFrame) else read_table(table)) for table in table_list]
     kinds = [table_kind(frame) for frame in frames]
-    # kernels as they were given: the hashes of files tell a later run that nothing has changed
+    # tables as given: the hashes of files tell a later run that nothing has changed
     kernels = [table for table, kind in zip(table_list, kinds, strict=True) if kind == "compute"]
     collectives = [frame for frame, kind in zip(frames, kinds, strict=True) if kind == "collective"]
     summary = FitReport()
@@ -433,7 +433,7 @@ def fit_collectives(
         all_rows = collective_rows(pd.concat(list(tables), ignore_index=True))
         weights = replace(weights, sharing={**weights.sharing, **sharing_exponents(all_rows, weights)})
 
-    # the weights say themselves what they rest on
+    # the weights record their own sources
     facts = {"rows": len(rows), "exchange_rows": len(exchanges), "set_aside": odd}
     facts["own_exchanges"] = len(np.unique(exchanges.series))
     notes = {"replaced": {}, "kept": 0, "own": 0, **weights.notes, **facts}

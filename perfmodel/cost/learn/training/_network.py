@@ -117,7 +117,7 @@ def save_run(path: Path, run: Run, tree: Any) -> None:
 def load_run(path: Path, identity: int, template: Any) -> tuple[Run, Any] | None:
     """Load a saved run and its arrays; `None` if absent, damaged or from another run."""
     expected = jax.tree.leaves(template)
-    # whatever is wrong with a checkpoint, the training begins anew
+    # with any error in a checkpoint, the training starts again
     try:
         with np.load(path) as file:
             meta = file["meta"]

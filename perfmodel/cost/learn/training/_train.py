@@ -52,7 +52,7 @@ def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarra
     inputs = Inputs(shape_with_flags(samples.rows), machine, one_hot(code, samples.rows), samples.stack, base.index)
     physics, raw, positions = feature_matrix(np, family, inputs)
 
-    # Scaling and ranges from what is fitted on alone: the rows that are left out must look new.
+    # Scaling and ranges come from the fitted rows alone: left-out rows must look new.
     fitted_rows = raw[fit_on]
     scale = fitted_rows.std(axis=0)
     low, high = _ranges(positions[fit_on], samples.stack[fit_on], len(samples.stacks))
@@ -193,7 +193,7 @@ def train(training: Training) -> Parameters:
         if done % per_check and done < steps:
             continue
 
-        # A check: keep the weights that did best on what is not fitted, stop once none did for long.
+        # At a check, keep the weights that predict left-out rows best; stop when no weights have improved for long.
         error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
         gained = checked is None or error < run.best_error
         run = run.after(done, error, gained)

@@ -122,7 +122,7 @@ class Expander:
         return _BLANKS if separators is None else separators.text
 
     def separator(self) -> str:
-        """What stands between the elements of an array that are written as one word: the first character of IFS."""
+        """Separator of the elements of an array that are written as one word: the first character of IFS."""
         return self.separators()[:1]
 
     def divided(self, word: Word) -> list[Word]:

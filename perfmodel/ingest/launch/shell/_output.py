@@ -43,7 +43,7 @@ def pipeline_output(
         file_text: text of a file; None of one that is not there.
         folder: where it runs.
     """
-    # Each command gets what the one before it writes; one that is not known makes the whole output unknown.
+    # Each command reads the output of the one before it; an unknown command makes the whole output unknown.
     text: str | None = None
     for command in node.commands:
         if not isinstance(command, tree.Simple):

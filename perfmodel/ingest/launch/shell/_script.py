@@ -206,7 +206,7 @@ class _Interpreter(Commands):
     # Output of commands, `$(...)`.
 
     def output(self, part: tree.Part) -> str | None:
-        # `$(...)` is a subshell: what it sets is gone after it, and `exit` ends it alone.
+        # `$(...)` is a subshell: variables that it sets are gone afterwards, and `exit` ends it alone.
         outer, folder = self.captured_output, self.folder
         self.captured_output = []
         try:
@@ -316,7 +316,7 @@ class _Interpreter(Commands):
         Returns:
             Names of the variables that they set.
         """
-        # The body is walked all the same, to see what it would have changed.
+        # The body is walked all the same, to find the variables that it would have changed.
         before = dict(self.state.variables)
         commands = len(self.state.commands)
         changed: list[str] = []

@@ -139,7 +139,7 @@ class _Parser(WordParser):
             self.newlines()
             if self.at >= len(self.text) or self.char() == ")" or self.text.startswith((";;", ";&"), self.at):
                 break
-            # What runs in the background (`&`) is one more command for a reader who runs nothing.
+            # A background command (`&`) is just one more command, because nothing is run here.
             if self.char() in ";&" and not self.text.startswith("&>", self.at):
                 self.at += 1
                 continue

@@ -28,7 +28,7 @@ class Part:
     @property
     def written(self) -> str:
         """The piece as written in the script, for text that cannot be expanded; it stays one word."""
-        # Blanks inside `$(git rev-parse HEAD)` divide no word, since nobody knows what the command prints.
+        # Blanks inside `$(git rev-parse HEAD)` divide no word, because the command's output is unknown.
         form = {"text": "{}", "parameter": "${{{}}}", "arithmetic": "$(({}))", "output": "$({})"}[self.kind]
         return form.format(re.sub(r"\s", HELD, self.text))
 

@@ -98,7 +98,7 @@ def _in_base(match: re.Match[str]) -> str:
 
 
 def _value(node: ast.AST) -> int:
-    # A shell's arithmetic is that of 64-bit integers; whatever else Python could express is refused.
+    # A shell calculates with 64-bit integers; all other expressions of Python are refused.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
