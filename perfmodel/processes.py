@@ -68,7 +68,7 @@ def run_supervised(command: Sequence[str], timeout_s: float) -> subprocess.Compl
     with subprocess.Popen(
         supervised(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        # Whatever goes wrong, an interrupt too, the whole group ends.
+        # On any error or interrupt, the whole group ends.
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:

@@ -224,7 +224,7 @@ def plain_number(text: str) -> float:
     if value == 0 and text.startswith("-"):
         raise PerfModelError(f"{text[:40]!r} is a negative zero; write 0")
 
-    # 1e-999 is read as 0 by Python, which is not what it states.
+    # Python reads 1e-999 as 0, which is not the stated number.
     states_zero = not text.lower().partition("e")[0].strip("-0.")
     if abs(value) > LARGEST_NUMBER or (abs(value) < 1 / LARGEST_NUMBER and not states_zero):
         raise PerfModelError(f"{text[:40]!r} is not plausible: quantities lie between 1e-30 and 1e30")

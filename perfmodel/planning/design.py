@@ -322,8 +322,7 @@ def rank_upgrades(
         change = -share if name.endswith("latency") else share
         scenario = Scenario((Setting(name, "times", 1 + change),))
 
-        # Memory changes no duration of a layout that already fits. What it gains comes from
-        # layouts that now fit.
+        # Memory changes no duration of a layout that already fits. Its gain comes from layouts that now fit.
         kept_s = before_s if name == "memory_bytes" else step_s(problem, now.layout, scenario)
         best = _best_on(question.in_scenario(scenario), _Choice(now.layout, kept_s))
         gain = 1 - best.step_s / before_s

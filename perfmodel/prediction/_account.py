@@ -1,7 +1,7 @@
 """Breaks a step's time down into disjoint, non-negative parts that add up to the step time.
 
-Parts inside passes are means over pipeline ranks of what their compute streams do. Work beside the passes counts as
-much as the step would be shorter without it: hidden time costs nothing. The bubble is what remains.
+Parts inside passes are seconds of the compute streams, means over pipeline ranks. Work beside the passes counts as much
+as the step would be shorter without it: hidden time costs nothing. The bubble is what remains.
 """
 
 from collections.abc import Callable, Sequence
@@ -222,7 +222,7 @@ class _Program:
 
 
 class _ClassSeconds(NamedTuple):
-    """What the duration of each class of a program consists of."""
+    """Parts of the duration of each class of a program."""
 
     parts_s: Float[np.ndarray, "classes parts"]
     """Seconds of passes, by `Part`."""
@@ -336,7 +336,7 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     """Seconds of every phase of every block by part; for paired passes, only the time by which collectives outlast
     kernels.
 
-    Together they are what passes last, but for what a step costs beyond its events.
+    Together they are the duration of the passes, except for the costs of a step beyond its events.
     """
     parts_s = np.zeros((*table.gap_s.shape, max(Part) + 1))
     collective = np.array([group != "" for group in table.groups], bool)

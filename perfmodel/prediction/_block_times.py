@@ -129,9 +129,9 @@ def _shares_that_pay(
         phase_s[:, Phase.BACKWARD_INPUT] += phase_s[:, Phase.BACKWARD_WEIGHT]
         return phase_s if trains else phase_s[:, [Phase.FORWARD]]
 
-    # The share is the same for all phases of a block, and none may lose: what one gains may be lost to communication
-    # that hid behind it. What a phase takes is convex in the share, and no more than in 16 bits without any cast. So
-    # the shares that pay are all those up to the largest, which is found by halving.
+    # The share is the same for all phases of a block, and no phase may become slower, because communication that hid
+    # behind it could cost the gain of another. The time of a phase is convex in the share, and no more than in 16 bits
+    # without any cast. So the shares that pay are all those up to the largest, which is found by halving.
     low, high = np.zeros(len(blocks.blocks)), np.ones(len(blocks.blocks))
     most_s = phases_s(low, wide) * (1 + 1e-9)
     share = high

@@ -14,7 +14,7 @@ from perfmodel.workload import BlockOps, Shard, blocks, layer_count
 
 
 def layout_of(problem: Problem, layout: catalog.StatedLayout) -> tuple[Layout, tuple[str, ...]]:
-    """Check a layout and fill in what the problem determines.
+    """Check a layout and fill in the fields that the problem determines.
 
     Args:
         layout: a `Layout`, which is used unchanged, or its notation or its fields by name, which the framework's
@@ -62,7 +62,8 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
     for kind in cluster.kinds or (cluster,):
         kind.device.require(job.dtype)
 
-    # The workload refuses what its blocks cannot be sharded by; the pipeline is checked against the layers they have.
+    # The workload refuses degrees that its blocks cannot be sharded by; the pipeline is checked against the number of
+    # layers.
     sharded_blocks = blocks(model, job, Shard.of(layout))
     layers = layer_count(sharded_blocks)
     check_pipeline(model, job, layout, layers, stages_without_layer(sharded_blocks))

@@ -206,7 +206,8 @@ def _add_sends(
     job: Job,
     cluster: Cluster,
 ) -> None:
-    """Add transfers of `span` micro-batches between stages, and what the receiver completes before it can start."""
+    """Add transfers of `span` micro-batches between stages, and the collectives by which the receiver completes
+    them."""
     sent = transfers(ranks, blocks.blocks, span / spec.scheduler.slices, job, cluster)
     hop = hops(spec, counts, ranks, cluster)
     directions = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
@@ -298,7 +299,7 @@ class Transfers:
     send: Int[np.ndarray, "blocks tiers"]
     """Place in `ops` of the send."""
     completions: Int[np.ndarray, "most blocks"]
-    """Places of the collectives by which the receiver completes what was sent sharded, `NO_EVENT` for none."""
+    """Places of the collectives by which the receiver completes a sharded transfer, `NO_EVENT` for none."""
 
     def seconds(self, time_s: Float[np.ndarray, " ops"]) -> Float[np.ndarray, "blocks tiers"]:
         """Seconds of every transfer, from those of `ops`."""

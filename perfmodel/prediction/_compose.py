@@ -128,7 +128,7 @@ def layout_batches(problem: StepProblem, layouts: Sequence[Layout]) -> list[Layo
 
 
 def composed(problem: StepProblem, layouts: Sequence[Layout]) -> list[LayoutTerms]:
-    """What the durations of each layout follow from.
+    """The inputs of the durations of each layout.
 
     Raises:
         LayoutError: the model does not divide as a layout asks.
@@ -186,8 +186,8 @@ def weighted_programs(layout_batch: LayoutBatch) -> tuple[tuple[LayoutBatch, flo
         return ((layout_batch, 1.0),)
 
     # Without a flush between steps, filling and draining the pipeline count once for a stream of many steps. So a step
-    # takes what a longer stream takes more than a shorter one, by step (but no less than its busiest rank, see
-    # `rank_busy_s`).
+    # takes the difference between a longer and a shorter stream, over the difference in steps (but no less than its
+    # busiest rank, see `rank_busy_s`).
     shorter = replace(spec, steps=spec.steps // 2)
     weight = 1 / (spec.steps - shorter.steps)
     shorter_batch = replace(layout_batch, program=layout_batch.program.with_spec(shorter))
@@ -249,8 +249,8 @@ def _events_between(setting: Setting, program: PartitionedProgram, placed: Place
 
 def event_classes(problem: StepProblem, layout_batch: LayoutBatch) -> list[EventClasses]:
     """Events between blocks in each class, for each layout of a batch."""
-    # Neither the number of micro-batches nor recompute changes what a class holds: programs that differ in these alone
-    # share results.
+    # Neither the number of micro-batches nor recompute changes the events of a class: programs that differ in these
+    # alone share results.
     program = layout_batch.program.canonical.without_recompute
     return _event_classes(problem, [(program, terms.placed) for terms in layout_batch.composed])
 

@@ -129,7 +129,7 @@ def step_gradients(programs: Sequence[TimedProgram]) -> tuple[float, list[Float[
         step_s += weight * float(span)
         gradients.append(np.asarray(gradient, float))
 
-    # Where the busiest rank sets the step, its time is what follows from the durations.
+    # Where the busiest rank sets the step, the derivatives are those of its time.
     busy_s = rank_busy_s(programs)
     if busy_s.max() > step_s * (1 + 1e-12):
         return float(busy_s.max()), [program.prepared.rank_count[busy_s.argmax()] for program in programs]

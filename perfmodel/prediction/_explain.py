@@ -66,7 +66,7 @@ class CriticalPath:
         self.copies_s = float((gradient * durations)[copies].sum())
         self.copies_s += sum(float((gradient * share.copy_waits_s[0]).sum()) for share in kinds)
 
-        # Stragglers and overhead make all durations longer: what remains of the path is theirs.
+        # Stragglers and overhead lengthen all durations: the rest of the path is theirs.
         self.step_costs_s = 0.0
         if any(has_whole_step_costs(share.problem) for share in kinds):
             self.step_costs_s = float(gradient @ durations) - self.total_s
@@ -135,7 +135,8 @@ class CriticalPath:
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by decreasing share, summing to the step; gaps and the host's copies and updates count as events."""
-        # A collective of forward and backward passes is one event to a reader, whatever it hides behind in each.
+        # A collective of forward and backward passes is one event to a reader, although it hides behind different
+        # kernels in each.
         count: dict[str, float] = defaultdict(float)
         seconds: dict[str, float] = defaultdict(float)
         for i in np.flatnonzero(self.seconds > 0).tolist():
@@ -281,7 +282,7 @@ def _pass_parts_on(share: NodeKindShare, durations_s: Float[np.ndarray, " classe
                 for block, in_full in set(blocks) - part_of_block.keys():
                     (runs,) = phase_counts(kind, layout.recompute, np.ones(1), np.array([float(in_full)]))
                     part_of_block[block, in_full] = _part(times, block, runs, exposed[block])
-                # Stragglers and whatever slows the class as a whole stretch all of its blocks.
+                # Stragglers and other slowdowns of the class as a whole stretch all of its blocks.
                 pieces = [part_of_block[block] for block in blocks]
                 total_s = sum(piece.time_s for piece in pieces)
                 if total_s > 0:

@@ -38,7 +38,7 @@ def step_interval(
         path: events on the critical path.
         degrees: how much the step has of each of `DEGREES`.
     """
-    # On several kinds of nodes the one of which least is known decides.
+    # Of several kinds of nodes the least known one decides.
     if problem.kinds:
         by_kind = [_before_runs(kind, path, degrees) for kind in problem.kinds]
         return max(by_kind, key=attrgetter("half_width"))

@@ -133,7 +133,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         beyond_activations = xp.maximum(gradients - saved_bytes, 0.0)
         gradients = xp.where(sharding.one_backward, beyond_activations, gradients)
 
-    # The optimizer's step runs when activations and gathered weights are gone: only what it takes beyond these counts.
+    # The optimizer's step runs when activations and gathered weights are gone, so only its memory beyond theirs counts.
     if costs.step_bytes_per_param and trains_weights:
         in_optimizer_step = step_bytes(params.updated, sharding, framework) + permanent
         in_optimizer_step = in_optimizer_step + (all_gradients - gradients) - saved_bytes
@@ -396,8 +396,8 @@ def gathered_params(
         on_ranks: how many of each block every rank holds.
         ahead: layers that are gathered ahead.
     """
-    # The layer in use and those prefetched, if the rank has as many. What is outside of layers torch's `fully_shard`
-    # keeps from forward to backward.
+    # The layer in use and those prefetched, if the rank has as many. torch's `fully_shard` keeps weights outside of
+    # layers from forward to backward.
     xp = on_ranks.__array_namespace__()
     layer_params = largest_of_blocks(xp.where(layers, params, 0.0), on_ranks > 0)
     layers_at_once = xp.minimum(1 + ahead, xp.maximum(1, sum_over_blocks(on_ranks, layers.astype(float))))

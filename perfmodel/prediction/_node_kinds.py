@@ -129,7 +129,7 @@ def by_node_kind(problem: StepProblem, batch: LayoutBatch) -> list[NodeKindShare
     kind_of_stage = kind_of_rank[rank_of_stage(spec)]
     kind_of_class = kind_of_stage[structure.class_stage]
 
-    # The stage at the other end of what a class exchanges: the next, the one before, or for tied embeddings the last.
+    # The stage at the other end of a class's transfer: the next, the previous, or for tied embeddings the last.
     class_kind, class_stage = structure.class_kind, structure.class_stage
     peer = class_stage + np.where(class_kind == Kind.SEND_BACKWARD, -1, 1)
     peer = np.where(class_kind == Kind.EMBEDDING_REDUCE, spec.n_stages - 1 - class_stage, peer)

@@ -104,8 +104,8 @@ def summarise(
     if spec.scheduler.staggered and spec.steps > 1:
         paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps, combines))
 
-    # The fullest rank: bytes are sums of what ranks hold with weights that are not known yet, but not negative. A rank
-    # that holds no more than another of anything is never fuller, however many layers are recomputed in full.
+    # The fullest rank: bytes are sums over blocks with weights that are not known yet, but not negative. A rank that
+    # holds no more than another of anything is never fuller, however many layers are recomputed in full.
     most_layers = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
     on_rank = counts[live.stage].sum(axis=1)
     features = [on_rank, on_rank * live.versions[:, None]]
@@ -123,7 +123,7 @@ def summarise(
         warm_up=live.warm_up[ranks],
     )
 
-    # The longest path likewise: its seconds are a sum of passes and transfers with weights that are not negative. Where
+    # So is the longest path: its seconds are a sum of passes and transfers with weights that are not negative. Where
     # steps run into each other the bound takes differences of paths, so that all of them count.
     if spec.steps == 1:
         work = np.einsum("kvsp,sb->kvpb", paths.passes, counts).reshape(len(paths.passes), -1)

@@ -2,12 +2,12 @@
 
     physics -> regressor -> laws -> the framework's kernels -> growth -> clock -> divided attention -> runs of the site
 
-1. **`times_alone`**: what a kernel takes by itself (`perfmodel.cost.KernelModel`, whose file lists physics, regressor
-   and laws), or a collective on idle links (`perfmodel.cost.CollectiveModel`). Tables of kernels and collectives.
+1. **`times_alone`**: the time of a kernel by itself (`perfmodel.cost.KernelModel`, whose file lists physics, regressor
+   and laws), or of a collective on idle links (`perfmodel.cost.CollectiveModel`). Tables of kernels and collectives.
 2. **`kernels_of_framework`**: the kernels that a framework runs instead of the fastest ones. Published benchmarks of
    kernels beside each other.
-3. **`no_longer_than_backward`**, **`no_longer_than_single_products`**: kernels that the tables time as something
-   slower than what training runs. Counts of products; source code of Transformer Engine.
+3. **`no_longer_than_backward`**, **`no_longer_than_single_products`**: kernels for which the tables time something
+   slower than training runs. Counts of products; source code of Transformer Engine.
 4. **`MonotoneGrid.times`**: twice the work takes as long at least, and twice as long at most. A property of steps,
    whose kernels a framework may cut in two.
 5. **`slowdown_under_load`**: a device that works without a pause lowers its clock. The user's own tables; else measured
@@ -15,9 +15,9 @@
 6. **`no_faster_than_undivided`**: parts of a divided attention run at no higher rate than all of it.
 7. **`moved_by_runs`**: the user's own runs, or those of the published record.
 
-Each takes the times that the one before it returns. Whoever adds a correction writes a function here, with what it
-rests on, and its line in `event_prices`. Whether operands are cast to 8 bits at all is decided block by block, by
-whether it pays (`_block_times`).
+Each takes the times that the one before it returns. A new correction is a function here that states its evidence, and a
+line in `event_prices`. Whether operands are cast to 8 bits at all is decided block by block, by whether it pays
+(`_block_times`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -159,8 +159,8 @@ def _product_of_group(grouped: Gemm) -> Gemm:
 def slowdown_under_load(problem: StepProblem, ops: Sequence[Op], times: EventTimes) -> Float[np.ndarray, " ops"]:
     """Time of events in a step relative to those at the clock of a kernel timed alone.
 
-    By what the user's tables show of kernels after the device has worked for a while (`Site.measured_load`), where they
-    do. Else by the power limit, from the energies of a FLOP and of a byte that were measured on a die
+    It follows from the user's tables of kernels after the device has worked for a while (`Site.measured_load`), if
+    there are any. Else by the power limit, from the energies of a FLOP and of a byte that were measured on a die
     (`perfmodel.cost.under_load`); and by what published runs show of dies whose energies nobody measured
     (`Site.clock`). A kernel that is timed over and over again draws more power than the same kernel between cooler
     ones, so that of either slowdown a step shows a share (`sustained_share`).

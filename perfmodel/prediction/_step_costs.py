@@ -1,7 +1,7 @@
 """Step costs beyond single events: stragglers, overhead, and passes slowed by overlapped communication.
 
 Reductions and gathers of model states run on streams of their own, but their kernels hold multiprocessors that passes
-then lack. What they cost is a share of their time, added to the passes that they run beside.
+then lack. Their cost is a share of their time, added to the passes that they overlap with.
 """
 
 from typing import Any, NamedTuple
@@ -52,8 +52,7 @@ def overlap_of_passes(spec: ProgramSpec, structure: Structure) -> Overlap:
     # In a pipeline only the first stage counts. All stages launch their exchanges at once (Megatron-LM's
     # `align_grad_reduce` and `align_param_gather`), so that these delay a step once, and the first stage begins and
     # ends the step. Otherwise they would delay the stages of the last backward one after another, by more than without
-    # overlap. What is communicated for a chunk as a whole comes before or after all passes of the chunk, and is beside
-    # nothing.
+    # overlap. Communication for a whole chunk comes before or after all passes of the chunk, and overlaps with none.
     comms: list[int] = []
     passes_beside: list[int] = []
     shares: list[float] = []
@@ -101,8 +100,8 @@ def with_step_costs(
 ) -> Float[np.ndarray, "lanes classes"]:
     """Add all costs of a real step to durations.
 
-    Passes are slowed by what is beside them (`slowed_s`), everything takes `scale` times as long, and the step's
-    overhead is added to the optimizer's step.
+    Communication beside passes slows them (`slowed_s`), everything takes `scale` times as long, and the step's overhead
+    is added to the optimizer's step.
 
     Args:
         durations: seconds of every class, passes as they are alone.

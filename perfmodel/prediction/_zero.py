@@ -194,9 +194,9 @@ def has_master_alone(job: Job, framework: Framework) -> bool:
 
 def kept_gradient_bytes(job: Job) -> int:
     """Bytes per gradient that the optimizer reads."""
-    # Where weights have no wider master copy, gradients have the weights' type, as torch's `Tensor.grad` does, whatever
-    # they were reduced in (PyTorch torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `foreach_reduce`: the
-    # result is converted to `orig_dtype`).
+    # Where weights have no wider master copy, gradients end in the weights' type, as torch's `Tensor.grad` does, also
+    # after a reduction in another type (PyTorch torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+    # `foreach_reduce`: the result is converted to `orig_dtype`).
     if OPTIMIZERS[job.optimizer].master:
         return gradient_dtype_bytes(job)
     return min(gradient_dtype_bytes(job), stored_dtype_bytes(job))
@@ -301,7 +301,7 @@ def exchanged_units(
     single = np.ones(counts.shape[:2])
     if zero != 3:
         return single
-    # ZeRO 3 exchanges layer by layer. What stands before or after the layers goes with them.
+    # ZeRO 3 exchanges layer by layer. Blocks before or after the layers are exchanged with them.
     return np.maximum(single, counts @ layers)
 
 

@@ -312,7 +312,7 @@ def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blo
     issued[experts, Phase.BACKWARD_INPUT] += framework.host.routing_backward_bookkeeping
     issued[experts, Phase.RECOMPUTE_FULL] += framework.host.routing_forward_bookkeeping
 
-    # A graph of a layer is launched as a whole: the host issues what lies outside of it.
+    # A graph of a layer is launched as a whole: the host issues only kernels outside of it.
     if framework.host.execution == "layer_graphs":
         issued[blocks.layers] = (blocks.counts @ _outside_graphs(blocks))[blocks.layers]
         issued[blocks.layers, Phase.FORWARD] += GRAPH_OPERATORS

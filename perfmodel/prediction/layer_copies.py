@@ -4,8 +4,8 @@ Transformer Engine (pytorch/cpu_offload.py, `AsyncDoubleBufferGroupOffloadHandle
 every layer) spreads N copies over L layers: the k-th has the k-th of N parts of the layers for its window. It begins
 where the one before was waited for, the first one after the first layer, and is waited for at the end of its window.
 Backward runs the same the other way round: a layer comes back beside the layers of its window, and is waited for before
-the window below. So the same layers run beside each copy both ways, and what it takes longer than these, computing
-waits. One copy is under way at a time; its layer is on the device until it ends.
+the window below. So the same layers run beside each copy both ways, and computation waits for the rest of a copy that
+takes longer. One copy is under way at a time; its layer is on the device until it ends.
 
 Later versions of Transformer Engine start every copy as soon as its layer ends, which waits no longer.
 """

@@ -155,7 +155,7 @@ class PhaseTimes:
         pair_slowed_s = sm_share * xp.minimum(compute_s, collective_s)
         exposed_s = xp.maximum(collective_s - compute_s, 0.0)
 
-        # The host issues a phase while the device works on what was issued, unless it waits for every kernel.
+        # The host issues a phase while the device works on earlier kernels, unless it waits for every kernel.
         meanwhile_s = xp.where(self.events.waits, self.between_s, compute_s + exposed_s + pair_slowed_s)
         issued_late_s = xp.maximum(self.issuing_s - meanwhile_s, 0.0)
         phase_s = compute_s + exposed_s + pair_slowed_s + issued_late_s
@@ -174,8 +174,8 @@ def time_phases(
 ) -> PhaseTimes:
     """The phases of blocks whose events take `time_s`.
 
-    A phase takes what its device is busy, kernels that are slowed and collectives that show, with the gaps between
-    them; or as long as the host needs to issue it, whichever is longer.
+    A phase takes the time that its device is busy (slowed kernels and exposed collectives, with the gaps between them),
+    or as long as the host needs to issue it, whichever is longer.
 
     Args:
         events: events of the blocks.
@@ -201,7 +201,7 @@ def time_phases(
     exposed = 1 - hidden * (1 - events.lost_in_ring)
 
     # A hidden collective holds multiprocessors, unless copy engines drive its ring steps. Kernels beside it run longer,
-    # but what is hidden costs together no more than it would by itself.
+    # but a hidden collective costs no more than an exposed one.
     lost = _ratio(overlappable_s @ events.lost, free_s)
     synchronising = ~events.overlappable & ~events.beside_attention
     slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
@@ -247,8 +247,8 @@ def _hidden(
     if events.ring_steps > 1:
         groups.append((events.in_rings, free_s, _ring_shares(events, time_s)))
 
-    # No kernel hides two collectives at once: each kind, in this order, hides behind what the ones before it leave, so
-    # that longer kernels never make a phase shorter.
+    # No kernel hides two collectives at once: each kind, in this order, hides behind the kernels that earlier kinds
+    # leave free, so that longer kernels never make a phase shorter.
     for is_of_group, behind_s, most_hidden in groups:
         comm_s = (seconds * is_of_group).sum(axis=2)
         share = xp.minimum(most_hidden, _ratio(xp.minimum(behind_s, free_s), comm_s))
@@ -293,7 +293,7 @@ def _ratio(part: Any, total: Any) -> Any:
 #
 # A collective that hides behind kernels holds a thread block per channel, each on a multiprocessor, for as long as it
 # lasts. Kernels of many waves then run at (SM - held) / SM of their speed; a product of one wave that no longer fits
-# takes two. Overlap so costs a share of what it hides, less than not to overlap would, but never nothing.
+# takes two. So overlap costs a share of the time that it hides: less than no overlap, but never nothing.
 #
 # Measured, an H100 with 24 blocks of an all-gather beside products of 132 tiles: 1.70 times as long (NVIDIA developer
 # forum, thread 337991); an H800 whose expert exchange holds 20 of 132 multiprocessors: 1.06 to 1.26, median 1.15, over
@@ -347,7 +347,7 @@ def lost_shares(ops: Sequence[Op], device: Device, sm_share: float) -> Float[np.
     """
     if not sm_share:
         return np.zeros(len(ops))
-    # A product whose tiles fill the whole device, but not what the collective leaves of it, takes a second wave.
+    # A product whose tiles fill the whole device needs a second wave if the collective takes part of it.
     free = round(device.compute_units * (1 - sm_share))
     fits_no_more = [isinstance(op, Gemm) and free < _tiles(op) <= device.compute_units for op in ops]
     return np.where(fits_no_more, max(sm_share, ONE_WAVE_LOST), sm_share)

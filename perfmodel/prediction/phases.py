@@ -41,7 +41,7 @@ PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 
 
 class Variant(NamedTuple):
-    """What a block computes in its passes; passes of one variant take the same time (a row of `Structure.variants`)."""
+    """The work of a block's passes; passes of one variant take the same time (a row of `Structure.variants`)."""
 
     span: int = 1
     """Micro-batches in one go."""
@@ -88,7 +88,7 @@ def recompute_s(
 def passed_s(
     phase_s: Float[Any, "lanes blocks phases"], modes: Int[np.ndarray, "lanes 1"]
 ) -> Float[Any, "lanes passed blocks"]:
-    """Seconds of the phases `PASSED` in each block, with what the mode recomputes before an input gradient."""
+    """Seconds of the phases `PASSED` in each block; an input gradient includes the recompute before it."""
     return phase_s.__array_namespace__().matmul(_IN_PASSES[modes[:, 0]], phase_s.mT)
 
 

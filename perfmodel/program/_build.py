@@ -68,7 +68,7 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
         add_step_gathers(builder, spec, passes, order)
     builder.sort()
 
-    # The end of the step looks at what each stream runs last, so it comes after the sort.
+    # The end of the step waits for the last op of each stream, so it is added after the sort.
     add_step_end(builder, spec, schedule)
     return _assembled(builder)
 

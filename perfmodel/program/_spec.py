@@ -93,7 +93,7 @@ class ProgramSpec:
             if getattr(self, name) not in known:
                 raise LayoutError(f"program: {name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
 
-        # Looked up once: a later `register` or an edited file must not change what a spec stands for.
+        # Looked up once: a later `register` or an edited file must not change the meaning of a spec.
         object.__setattr__(self, "scheduler", get_schedule(self.schedule))
         object.__setattr__(self, "chunks", self.scheduler.chunks_for(self.chunks))
         object.__setattr__(self, "digest", self.scheduler.digest)

@@ -97,7 +97,7 @@ def _unoverlapped_s(schedule: Schedule, start: np.ndarray, end: np.ndarray, devi
     """Seconds of a device's all-reduces that its idle time does not hold (figure 6).
 
     A stage's all-reduce may use the device's idle time after the stage's last backward, one all-reduce after another;
-    what is left at the end of all computation counts.
+    only the time after the end of all computation counts.
     """
     on_device = slice(schedule.offsets[device], schedule.offsets[device + 1])
     start_s, end_s, chunk = start[on_device], end[on_device], schedule.chunk[on_device]

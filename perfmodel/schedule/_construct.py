@@ -58,7 +58,7 @@ def from_keys(
     key = by_phase.transpose(1, 0, 2, 3)
     flat = key.reshape(devices, -1)
 
-    # Sort each device's work. What a device does not do sorts last and is cut off.
+    # Sort each device's work. Work of other devices sorts last and is cut off.
     is_done = flat >= 0
     count = is_done.sum(axis=1)
     order = np.argsort(np.where(is_done, flat, np.iinfo(np.int64).max), axis=1, kind="stable")
@@ -96,7 +96,7 @@ def from_orders(
 
     Deadlocks are let through, with slot `NEVER`; `check` names them.
     """
-    # Through `Work`, whose defaults fill in what short tuples leave out.
+    # Through `Work`, whose defaults complete short tuples.
     rows = []
     for order in orders:
         works = [Work(*work) for work in order]
@@ -158,8 +158,8 @@ def arrange(
     start, end = np.full(n, never), np.full(n + 1, never)
     end[n] = 0
 
-    # Memory: what each instruction adds to the micro-batches alive on its device, and how many may be alive
-    # when it starts. Only forwards, which take memory, are held up.
+    # Memory: by how much each instruction changes the number of live micro-batches on its device, and how many may be
+    # live when it starts. Only forwards, which take memory, are held up.
     change = np.append(pool.taken(pool.span), 0)
     most_alive = np.full(n + 1, never)
     if limit is not None:

@@ -53,7 +53,7 @@ def leading_layers(
         per_stage: how many of a stage's layers are taken; fractions take part of a layer.
     """
     xp = counts.__array_namespace__()
-    # Segments and blocks of a stage in model order: each holds what is left to take when its turn comes.
+    # Segments and blocks of a stage in model order: each segment takes its share of the remaining blocks.
     in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
     before = xp.cumsum(in_order, axis=1) - in_order
     return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)

@@ -226,9 +226,9 @@ class Schedule:
         index, micro_batch = self.covers
         role, stage = _ROLE[self.phase][index], self.instruction_stage[index]
 
-        # Who does each piece of work, by role, stage and micro-batch. One more stage on either side, which no
-        # instruction belongs to, stands for "none", so that stage s is row s + 1. Of repeated indices NumPy
-        # keeps the last one assigned, hence latest first.
+        # The device of each piece of work, by role, stage and micro-batch. One more stage on either side, which no
+        # instruction belongs to, stands for "none", so that stage s is row s + 1. Of repeated indices NumPy keeps the
+        # last one assigned, hence latest first.
         doer = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
         latest_first = slice(None, None, -1)
         work = (role[latest_first], stage[latest_first] + 1, micro_batch[latest_first])
@@ -278,7 +278,7 @@ class Schedule:
         # A pair's second instruction directly follows its first, so waiting for it is an index one higher.
         needs = [need + ((need != NEVER) & self.paired[need]) for need in needs]
 
-        # Both start together: the first also waits for what the second needs.
+        # Both start together: the first also waits for the dependencies of the second.
         first_of_pair = np.flatnonzero(self.paired)
         for need in list(needs):
             need_of_partner = np.full_like(need, NEVER)

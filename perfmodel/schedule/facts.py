@@ -318,7 +318,7 @@ def _steady_interval(
         # `steps` of the stream of `2 * steps` came after the pipeline was full.
         interval = makespan - makespan_before
 
-        # Stop where a longer stream would exceed what is laid out.
+        # Stop before a stream that would exceed the largest schedule.
         passes = 2 * steps * micro_batches * schedule.devices * chunks
         if 4 * steps > _MOST_STEPS or passes > MOST_PASSES // 2:
             return steps, interval

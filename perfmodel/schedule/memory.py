@@ -111,7 +111,7 @@ def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     Activations have left the device before the forward after next, and return during the instruction before their
     backward.
     """
-    # Three kinds of events: copies out, copies back, and what the instructions themselves take and give back.
+    # Three kinds of events: copies out, copies back, and allocations and frees of the instructions themselves.
     moved = offloads(schedule)
     ones = np.ones(len(moved.forward), np.int64)
     moved_chunk = schedule.chunk[moved.forward]

@@ -1,7 +1,7 @@
 """A model server: step times of each pipeline stage, and memory.
 
-A step reads prompts (prefill) or generates one token of every sequence (decode). Memory holds the weights, what a step
-works with, and the cache of keys and values, which takes the rest.
+A step reads prompts (prefill) or generates one token of every sequence (decode). Memory holds the weights, the working
+memory of a step, and the cache of keys and values, which takes the rest.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Cost:
         """Ends of the 90 % interval as factors on the seconds. As in predictions of training steps, errors are common
         within a part and independent between parts and the site (`SitePrior.interval`)."""
         total_s = self.total_s
-        # Shares of the time weigh the uncertainty of what they go to, as for training steps.
+        # The uncertainty of each part is weighted by its share of the time, as for training steps.
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
         products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
         shares = {
@@ -157,7 +157,7 @@ class Server:
     def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
         """Times of events, with the storage types of weights and cache."""
         requests = self.requests
-        # Decoding is bound by reading weights and cache, so their stored width decides, whatever type computes.
+        # Decoding is bound by reading weights and cache, so their stored width decides, not the type of the arithmetic.
         cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
         stored = []
         for op, is_in_layer in zip(ops, in_layers.tolist(), strict=True):
@@ -218,7 +218,7 @@ class Server:
         # Long prompts are read in parts of equal size (chunked prefill), short ones several at once.
         parts = -(-tokens // PREFILL_TOKENS)
         size = -(-tokens // parts)
-        # attention's time is linear in what was read before, so that the step in the middle is the mean one
+        # attention's time is linear in the number of cached tokens, so the step in the middle is the mean one
         return self.step(size, (tokens - size) // 2, together), parts
 
 
@@ -296,7 +296,7 @@ def serving_memory(server: Server) -> ServingMemory:
     available = MEMORY_SHARE * server.cluster.device.memory_bytes
     rooms = np.floor(np.maximum(available - weights - workspace, 0.0) / np.maximum(a_sequence, 1e-300))
     tightest = int(np.argmin(rooms))
-    # Where some stage has no room at all, show the one with most weights: that is what does not fit.
+    # Where some stage has no room at all, show the one with most weights, because it is the one that does not fit.
     if not rooms[tightest]:
         tightest = int(np.argmax(weights))
     return ServingMemory(

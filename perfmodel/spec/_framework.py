@@ -120,7 +120,7 @@ class Framework(Stated, Sectioned):
     memory: MemoryCosts = field(default=MemoryCosts(), metadata=section())
     """Device memory used by the software."""
     capabilities: Capabilities = field(default=Capabilities(), metadata=section())
-    """What the software can run."""
+    """Features that the software can run."""
     launch: LaunchDefaults = field(default=LaunchDefaults(), metadata=section())
     """Further defaults of a launch."""
 
@@ -136,7 +136,8 @@ class Framework(Stated, Sectioned):
         """The framework adapted to a job: CUDA graphs, synchronous kernels, the expert dispatcher and the attention's
         operators."""
         host = self.host
-        # Compiled programs and replayed graphs do not issue operators one by one, which is what the rest is about.
+        # Everything below concerns operators that are issued one by one, unlike those of compiled programs and replayed
+        # graphs.
         if host.execution != "eager":
             return self
         if job.kernels.cuda_graphs != "none":

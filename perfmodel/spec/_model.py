@@ -136,7 +136,7 @@ class Transformer(Stated, Sectioned):
         if self.heads % self.kv_heads:
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
-        # Then what they are together.
+        # Then checks of several fields together.
         if self.hybrid != HybridStack() or self.mtp.mtp_mixers:
             self._check_mixers(owner)
         self._check_combinations(owner)

@@ -199,7 +199,7 @@ class MemoryCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What the software can run, and which switches a launch has."""
+    """Features that the software can run, and switches that a launch has."""
 
     schedules: tuple[str, ...] = ()
     """Pipeline schedules by perfmodel's names (`perfmodel schedules`); empty: every one."""

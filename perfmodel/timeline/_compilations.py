@@ -23,7 +23,7 @@ def keep_compilations() -> None:
 
 
 def keep_long_compilations() -> None:
-    """Keep what takes JAX more than a second to compile, for a process that uses the package from Python.
+    """Keep programs that JAX compiles for more than a second, in a process that uses the package from Python.
 
     Where the process has chosen a folder of its own (`jax_compilation_cache_dir`), that stays. JAX looks at the setting
     at its first compilation: a process that has compiled something before keeps nothing.

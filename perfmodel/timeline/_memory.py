@@ -72,7 +72,7 @@ def memory(
     class_bytes, static_bytes = np.asarray(class_bytes, float), np.asarray(static_bytes, float)
     _check(structure, class_bytes, static_bytes)
 
-    # Every change of every device: what ops free at their ends, then what they allocate at their starts.
+    # Every change on every device: frees at the ends of ops, then allocations at their starts.
     frees, allocates = np.flatnonzero(structure.free), np.flatnonzero(structure.alloc)
     time_s = np.concatenate([timeline.end_s[frees], timeline.start_s[allocates]])
     span = structure.class_span[structure.duration]

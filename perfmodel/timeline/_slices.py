@@ -56,8 +56,8 @@ class Slices:
         order = np.lexsort((self.start_s, *tags))
         tags, start_s, end_s = tags[:, order], self.start_s[order], self.end_s[order]
 
-        # A run of joined slices begins where there is a gap or where a tag changes. A gap is more than what
-        # rounding leaves between an end and the next start.
+        # A run of joined slices begins where there is a gap or where a tag changes. A gap is longer than the rounding
+        # error between an end and the next start.
         gap_s = 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
         apart = np.abs(start_s[1:] - end_s[:-1]) > gap_s
         unlike = (tags[:, 1:] != tags[:, :-1]).any(axis=0)

@@ -1,4 +1,4 @@
-"""Start and end of every op, in double precision: what is reported and drawn."""
+"""Start and end of every op in double precision, for reports and pictures."""
 
 import html
 from collections.abc import Mapping, Sequence

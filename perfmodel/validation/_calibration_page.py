@@ -159,7 +159,7 @@ def _sample(rows: pd.DataFrame) -> np.ndarray:
     sampled = []
     for index in rows.groupby(["group", "device"]).indices.values():
         by_error = index[np.argsort(-log_error[index], kind="stable")]
-        # The farthest show what goes wrong; the others, at regular distances, how the group is spread.
+        # The farthest show the worst errors; the others, at regular distances, show how the group is spread.
         share = max(FARTHEST, round(MOST_POINTS * len(index) / len(rows)))
         distance = max(1, -(-len(index) // share))
         sampled.append(by_error[:FARTHEST])

@@ -137,7 +137,7 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
     if not neighbours:
         return WantedMeasurement()
 
-    # Only shapes of which one more measurement would tell something are candidates.
+    # Only shapes that one more measurement would inform are candidates.
     candidates: list[_Candidate] = []
     for frame in neighbours:
         times = predicted_times(frame, table_kind(frame), calibration)

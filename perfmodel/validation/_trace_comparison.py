@@ -209,7 +209,7 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
     def names(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"]) -> set[str]:
         return {trace.names[number] for number in np.unique(trace.name[ops])}
 
-    # A run also records what the prediction gives no time, so it may have more names.
+    # A run also records activities that take no time in the prediction, so it may have more names.
     predicted_names = names(predicted, ours)
     if len(predicted_names) > 1 and all(names(step, ops) >= predicted_names for step, ops in theirs):
         return "name"
@@ -288,7 +288,7 @@ def _union_s(
 
         # Sweep the intervals by start; `reached_s` is the latest end so far.
         reached_s = np.maximum.accumulate(intervals[:, 1])
-        # Each interval adds what lies beyond all that began before it.
+        # Each interval adds the part that lies beyond all earlier ones.
         before_s = np.concatenate([intervals[:1, 0], reached_s[:-1]])
         total_s[number] = np.maximum(reached_s - np.maximum(before_s, intervals[:, 0]), 0).sum()
     return total_s

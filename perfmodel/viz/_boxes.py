@@ -60,7 +60,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     """
     from matplotlib.collections import LineCollection, PolyCollection
 
-    # Work in points on paper: what can be seen depends on the printed width of a box.
+    # Work in points on paper, because the printed width of a box decides whether it can be seen.
     axis.set_xlim(lo, hi)
     visible = np.flatnonzero((boxes.end > lo) & (boxes.start < hi))
     axis_in = axis.get_figure().get_figwidth() - _MARGIN_IN  # type: ignore[union-attr]

@@ -174,7 +174,7 @@ def draw_pareto(layouts: "pd.DataFrame", cost: str = "", cost_label: str = "", w
     figure = new_figure(width, 3.0 if len(sides) == 1 or side_by_side else 4.8)
     shape = (1, len(sides)) if side_by_side else (len(sides), 1)
     axes = figure.subplots(*shape, squeeze=False).ravel()
-    # Each panel shows its own front, and what no other layout beats in all objectives together.
+    # Each panel shows its own front, and the layouts that no other beats in all objectives together.
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
     counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
@@ -273,8 +273,7 @@ def _panel(
 
 def non_dominated(points: Float[np.ndarray, "points objectives"]) -> Bool[np.ndarray, " points"]:
     """Mask of the non-dominated points (all objectives are minimised)."""
-    # In lexicographic order, whatever could beat a point comes before it, so that one pass
-    # suffices.
+    # In lexicographic order, all points that could beat a point come before it, so one pass suffices.
     order = np.lexsort(points.T[::-1])
     on_front = np.zeros(len(points), bool)
     front = np.empty((0, points.shape[1]))

@@ -172,7 +172,7 @@ def log_ticks(axis: Any, values: Sequence[float]) -> None:
 def device_ticks(axis: "Axes", devices: int, label: str) -> None:
     """Label rows with numbers from the top, as densely as possible without overlap.
 
-    What they number stands beside the axis where there are rows enough, else in front of each.
+    The noun that they number stands beside the axis where there are enough rows, else in front of each number.
     """
     step = max(1, -(-devices // 16))
     short = label.split()[-1]

@@ -135,7 +135,7 @@ def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:
             yield from ([layer] for layer in layers)
             continue
 
-        # With one, what it carries would have to be sent too, so that the unit ends where it is added.
+        # A residual stream would have to be sent too, so the unit ends where it is added.
         unit: list[ConvLayer] = []
         for layer in layers:
             unit.append(layer)
@@ -197,8 +197,8 @@ def _layer(layer: ConvLayer, precision: Precision, batch: int, job: Job) -> Iter
 
 def _norm_at_bandwidth(norm: Piece, precision: Precision, rows: int, area: int, inputs: int) -> Piece:
     """A batch norm as cuDNN's kernels of NHWC images run it, at the rate of the memory."""
-    # Forward reads its inputs once for the statistics and once more to write what it gives, 3 tensors of one
-    # input; backward reads input and gradient twice and writes one, 5 tensors.
+    # Forward reads its input twice (for the statistics and for the result) and writes the result, 3 tensors; backward
+    # reads input and gradient twice and writes one, 5 tensors.
     summed = memory(precision, "add", rows, area, 1 + inputs)
     statistics = memory(precision, "mul_scalar", rows, area)
     applied = memory(precision, "add", rows, area, 2)

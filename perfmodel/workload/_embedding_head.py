@@ -125,7 +125,7 @@ def head_pieces(model: Transformer, local: ShardSizes, *, owner: bool = True) ->
         params += local.vocab
     pieces.append(replace(projection, params=params))
     if _gathers_logits(local):
-        # Each rank takes its part of the gradient of what all of them have: nothing is sent in backward.
+        # Each rank takes its part of a gradient that all ranks have, so nothing is sent in backward.
         local = _of_whole_vocabulary(local)
         logits_bytes = float(local.tokens) * local.vocab * local.act_bytes
         pieces.append(Piece(forward_comm=(Comm(collective="all_gather", bytes=logits_bytes, group="tp"),)))

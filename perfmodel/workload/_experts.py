@@ -339,8 +339,8 @@ def _experts(model: Transformer, local: ShardSizes, experts: Experts, routing: R
     dtype = local.precision.dtype
     wide = inner * model.inner_projections
 
-    # Two grouped products around an activation. In 8 bits one kernel may have the activation between the products,
-    # and casts of what they give, as part of the products.
+    # Two grouped products around an activation. In 8 bits the kernel of the products may include the activation between
+    # them and the casts of their results.
     first = _grouped_product(local, routing, wide, hidden)
     second = _grouped_product(local, routing, hidden, inner)
     between = activation(model, local, routing.processed, inner)

@@ -309,7 +309,7 @@ def _adapter(local: ShardSizes, n: int, k: int, *, row_parallel: bool) -> Piece:
         *gradients_added,
     )
 
-    # Kept are the input as it was dropped from, and the mask of one byte.
+    # Backward needs the input after dropout, and the dropout mask of one byte per element.
     saved_bytes = float(rows) * k * (local.act_bytes + drops)
     return Piece(
         forward=forward,

@@ -134,7 +134,7 @@ def _(model: Transformer) -> Parameters:
     stack = model.stack[: model.layer_groups or None]
     layers = _sub_layers(model, "".join(stack) + "**-" * model.decoder_layers)
 
-    # A module of multi-token prediction joins two hidden states, each normed, and norms what its layer gives.
+    # A module of multi-token prediction joins two hidden states, each normed, and norms the result of its layer.
     modules = model.mtp_stack[:1] if model.mtp.mtp_repeated else model.mtp_stack
     further_layers = _sub_layers(model, "".join(modules))
     projection = len(modules) * (2 * h * h + 3 * norm_params(model, h))
@@ -162,7 +162,7 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         normed -= n["M"]
     norms = norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
 
-    # Norms of what the last products take.
+    # Norms of the inputs of the last products.
     if model.norms.sub_norms:
         norms += norm_params(model, model.heads * model.value_dim) * n["*"]
         norms += norm_params(model, model.in_window.heads * model.in_window.value_dim) * n["W"]

@@ -71,7 +71,7 @@ x, the tanh and both factors of the last product."""
 
 def sub_layer(model: Transformer, local: ShardSizes, mixer: list[Piece]) -> list[Piece]:
     """A sub-layer with its norms and residual addition."""
-    # A recomputed norm frees what the mixer keeps of its output, and keeps its own input.
+    # A recomputed norm keeps its input, and the mixer need not keep the norm's output.
     before: list[Piece] = []
     if model.norms.norm_at != "output":
         before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes])
@@ -107,8 +107,8 @@ def side_by_side(
 
     # Results of tensor-parallel ranks are added before they are reduced, once for both (gpt-neox
     # megatron/model/transformer.py `ParallelTransformerLayer`, `gpt_j_residual`; MegaScale, arXiv 2402.15627,
-    # figure 3). So is the gradient of what one norm gives; gpt-neox reduces the gradient of each product, and two
-    # norms leave nothing else.
+    # figure 3). So is the gradient of a single norm's result; gpt-neox reduces the gradient of each product, and with
+    # two norms there is no other gradient.
     gradient_rows = local.tokens if one_norm else local.norm_tokens
     summed = Piece(
         forward=(memory(local.precision, "add", local.tokens, local.hidden, 2),),

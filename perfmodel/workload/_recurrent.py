@@ -29,7 +29,8 @@ def mamba_mixer(model: Transformer, local: ShardSizes, mamba: Mamba, *, own_inpu
     divide(model, Reason.HEADS, f"mamba groups={mamba.groups} are", mamba.groups, "tp", tp)
     require_whole_sequence(model, local, "Mamba layers")
 
-    # One product gives the gate, what is convolved (inputs of the state-space product) and a step size per head.
+    # One product gives the gate, the inputs of the convolution (which feed the state-space product) and a step size per
+    # head.
     heads = mamba.heads // tp
     inner = mamba.inner // tp
     convolved = mamba.convolved // tp
@@ -104,9 +105,9 @@ def _state_space(local: ShardSizes, mamba: Mamba, heads: int) -> Piece:
 def _state_space_bytes(mamba: Mamba, act_bytes: int, backward: bool) -> int:
     """Bytes that the kernels of a pass read and write per token (mamba_ssm 2.2 ops/triton/ssd_combined.py)."""
     # How often they pass over tensors of the inner size; states, one per chunk in 32 bits, of which 16-bit copies
-    # count half; inputs and outputs of the state; scores in 32 bits. Forward has states of chunks, what is passed
-    # on, scores and outputs. Backward makes these again but for the outputs, then the gradients of states, of
-    # inputs, of what enters and leaves the state, of scores and of decay.
+    # count half; inputs and outputs of the state; scores in 32 bits. Forward computes states of chunks, passes them on,
+    # and computes scores and outputs. Backward recomputes all but the outputs, then the gradients of states, of inputs,
+    # of inputs and outputs of the state, of scores and of decay.
     inner = mamba.inner
     tensors, states, sides, scores = (11, 8.5, 14, 7) if backward else (3, 3, 4, 2)
     return round(
@@ -369,9 +370,9 @@ def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) 
     flash-linear-attention 0.4, fla/ops/gated_delta_rule/chunk.py.
     """
     # How often they pass over tensors as wide as a key, and as a value; over the triangular matrix of a chunk, and
-    # its state. Forward has keys with keys, the inverse, what it makes of keys and values, states, outputs. Backward
-    # makes these two again, then the gradients of values, of states, of queries and keys, and of what the inverse
-    # made.
+    # its state. Forward computes keys with keys, the inverse, its products with keys and values, states and outputs.
+    # Backward recomputes these products and the states, then the gradients of values, of states, of queries and keys,
+    # and of the products.
     keys, values, triangle, states = (20, 15, 2, 4) if backward else (7, 6, 6, 2)
     if net.channel_decays:
         # Decays are read and written together with the keys and their gradients.

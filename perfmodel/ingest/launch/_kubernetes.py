@@ -37,7 +37,7 @@ class JobScript:
     slices: int
     """Slices of TPUs that the pods are on, each of which is a copy of one group of pods."""
     kind: str = "Kubernetes manifest"
-    """What the file is, in messages."""
+    """Kind of the file, for messages."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Container:
     table: Mapping[str, Any]
     pods: int
     groups: int
-    """Copies of what runs the pods."""
+    """Number of copies of the group of pods."""
 
 
 def job_script(text: str) -> JobScript | None:

@@ -159,7 +159,8 @@ def settle(
         LaunchFileError: numbers that contradict one another; names them.
     """
     # Three sources say a field, weakest first: the framework's defaults, the format's table, the file's keys.
-    # The framework is asked with what the file says, since some defaults follow from that: ZeRO and schedule from pp.
+    # The framework's defaults are looked up with the file's settings, because some depend on these: ZeRO and schedule
+    # from pp.
     framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
     framework_defaults = framework.layout_defaults(stated.defaults | layout_fields)
@@ -403,7 +404,7 @@ def _layout(known: Fields, overrides: Overrides, degrees: _Degrees, model: Model
     # Without a pipeline there is nothing to interleave: frameworks ignore the setting.
     if values.get("pp", 1) == 1:
         values["vpp"] = 1
-    # These frameworks take the experts' degree from the replicas that there are, and cut what goes beyond them.
+    # These frameworks divide the replicas by the experts' degree, and cut a degree that exceeds them.
     if "ep_most" in known and degrees.dp:
         values["ep"] = min(known["ep_most"], degrees.dp * values.get("cp", 1))
     if "shard_ranks" in known and degrees.dp:

@@ -25,7 +25,7 @@ def layer_list(text: Any) -> list[int]:
 
 
 def _evaluated_list(node: ast.AST) -> list[int] | int:
-    # Only what patterns are made of: numbers, lists, sums and repetitions of lists. Anything else is no pattern.
+    # Only the syntax of patterns: numbers, lists, sums and repetitions of lists. Anything else is no pattern.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.List):
@@ -85,7 +85,7 @@ def _regular(layer: int, dense: int, period: int) -> bool:
 def hybrid_layers(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
     """The letter of `Transformer.mixers` for each layer of a hybrid: attention and feed-forward layers are spread
     evenly among Mamba layers (Megatron-Core `megatron/core/ssm/mamba_hybrid_layer_allocation.py`)."""
-    # Rounding and order are those of Megatron-Core: attention goes first, and what is left of the Mamba layers is
+    # Rounding and order are Megatron-Core's: attention layers are placed first, and the remaining Mamba layers are
     # shared with feed-forwards. Another order gives other stages on a pipeline, so that it is followed to the letter.
     attention = round(layers * attention_ratio)
     feed_forward = round(layers * mlp_ratio)

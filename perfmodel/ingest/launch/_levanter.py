@@ -110,7 +110,7 @@ def _model(settings: Mapping[str, Any]) -> Fields:
         fields["experts.count"] = WHOLE.read(experts or 8)
         fields["experts.topk"] = WHOLE.read(settings.get("model.num_experts_per_tok", 2))
         fields["experts.ffn_hidden"] = fields["model.ffn_hidden"]
-    # levanter pads no vocabulary but to what its mesh divides.
+    # levanter pads a vocabulary only to a size that its mesh divides.
     tokenizer = settings.get("data.tokenizer", settings.get("model.tokenizer"))
     vocab = None if tokenizer is None else vocabulary_of(tokenizer)
     if vocab is not None:
@@ -164,7 +164,7 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
     size = settings.get("trainer.train_batch_size", 32)
     fields: Fields = {}
     if isinstance(size, list):
-        # `[[0, 256], [1000, 512]]`: the batch from a step on; the last is that of most of the run.
+        # `[[0, 256], [1000, 512]]`: the batch from each step on; most of the run has the last.
         last = size[-1] if size else size
         if isinstance(last, dict):
             last = [last.get("value")]
@@ -176,7 +176,7 @@ def _batch(settings: Mapping[str, Any]) -> Fields:
     fields["global_batch"] = WHOLE.read(size)
     per_device = settings.get("trainer.per_device_parallelism", -1)
     if per_device != -1:
-        # So many sequences for each device of the data axis; the rest is accumulated.
+        # Sequences per device of the data axis at once; further ones of the batch are accumulated.
         fields["micro_batch"] = WHOLE.read(per_device)
     else:
         fields["grad_accum"] = 1

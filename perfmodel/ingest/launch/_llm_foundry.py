@@ -148,7 +148,7 @@ def offloads_to_host(fields: Fields) -> bool:
         LaunchFileError: it cannot.
     """
     place = fields["offload_states"]
-    # CPUOffload is one switch for all that is sharded: the stage decides what goes to the host.
+    # CPUOffload is one switch for all sharded states, which depend on the ZeRO stage.
     if place != "none" and {"offload_states": place} != fsdp_offload(fields["zero"], on_host=True):
         raise LaunchFileError(
             f"offload_states={place}: FSDP offloads weights and optimizer with zero=3, and only the optimizer "

@@ -97,7 +97,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     # of recompute name the operations that run again. Where a policy lies between two kinds, the nearer one is taken
     # and said.
     name = TEXT.read(settings["remat_policy"]).lower()
-    # Most of a layer's memory is what the feed-forward's products give: whether these are kept decides.
+    # The results of the feed-forward's products are most of a layer's memory, so it matters most whether they are kept.
     if name == "custom":
         wide = [tensor for tensor in _KEPT_BY_CHOICE if "mlpw" in tensor]
         kind = "selective" if any(settings.get(tensor) == "device" for tensor in wide) else "full"
@@ -122,7 +122,7 @@ class _Axes(NamedTuple):
 
 
 def _axes(settings: Mapping[str, Any]) -> _Axes:
-    """Multiply the degrees of every axis (raises `BadValue` for what is no degree)."""
+    """Multiply the degrees of every axis (raises `BadValue` for a value that is no degree)."""
     sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
     open_axes: set[str] = set()
     # base.yml leaves fsdp open within a slice and data across slices. One axis of each mesh may be open at most, so
@@ -130,7 +130,7 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
     stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(settings)
     if settings.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in settings:
         stated["ici_fsdp_parallelism"] = 1
-    # JAX calls a node of GPUs a slice, of which a file need not say the number.
+    # JAX calls a node of GPUs a slice; a file need not state the number of slices.
     slices_are_open = stated["dcn_data_parallelism"] == -1
     slices_are_nodes = str(stated.pop("hardware", "")).startswith("gpu") and slices_are_open
     for name, size in stated.items():
@@ -188,7 +188,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_mesh(fields: Fields) -> Mapping[str, Any]:
-    """Degrees of the axes within a slice (raises `LaunchFileError` for what MaxText's mesh cannot hold)."""
+    """Degrees of the axes within a slice (raises `LaunchFileError` for a layout that MaxText's mesh cannot hold)."""
     if fields["zero"] == 2:
         raise LaunchFileError(
             "zero=2: MaxText has only zero=1 (optimizer states sharded on its data axis) and zero=3 (weights on "
@@ -210,7 +210,7 @@ def _write_mesh(fields: Fields) -> Mapping[str, Any]:
         )
     if not sharded and fields["ep"] > 1:
         raise LaunchFileError(f"zero={fields['zero']}: MaxText's expert axis also shards weights; use zero=3")
-    # dcn axes span slices, of which this file assumes one.
+    # dcn axes span slices; this file assumes a single slice.
     values = {
         "dcn_data_parallelism": 1,
         "ici_data_parallelism": copies if sharded else shards,

@@ -85,7 +85,7 @@ def _program(argv: Sequence[str]) -> PurePosixPath:
 
 
 def over_slices(settings: Mapping[str, Entry], slices: int) -> dict[str, Entry]:
-    """Settings of a job on several slices: what is left open across them are copies of what one slice shards."""
+    """Settings of a job on several slices; where no axis spans slices, each further slice holds a copy."""
     is_open = settings.get(_COPIES, Entry(-1, 0)).value == -1 and not _spans_slices(settings)
     return {**settings, _COPIES: Entry(slices, 0)} if slices > 1 and is_open else dict(settings)
 
@@ -145,7 +145,7 @@ def _slices(command: Command) -> tuple[int, int] | None:
     slices = options.get("--num-slices", "1")
     if named is None or not slices.isdecimal():
         return None
-    # A topology counts chips, a plain number what the generation's names count.
+    # A topology counts chips; a plain number counts chips or cores as the generation's names do.
     number = prod(map(int, named[2].split("x")))
     if "x" in named[2]:
         return number * (2 if named[1] == _TWO_DEVICES else 1), int(slices)

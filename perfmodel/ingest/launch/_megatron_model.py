@@ -174,7 +174,7 @@ def _layers_with_experts(arguments: Mapping[str, Any]) -> Fields:
     dense = WHOLE_OR_NONE.read(arguments.get("first-k-dense-replace", 0))
     frequency = arguments.get("moe-layer-freq", 1)
     if "num-layers" not in arguments:
-        # The model is given otherwise; what can be said without its layers is said.
+        # The model is given elsewhere; write only settings that do not depend on its layers.
         return {"experts.first_dense_layers": dense} if str(frequency) in ("1", "-1") else {}
     return expert_fields(_has_experts(arguments))
 

@@ -1,6 +1,6 @@
 """Arguments of Megatron-LM and its forks that take no value, and those that change neither time nor memory of a step.
 
-What is harmless in all frameworks stands in `perfmodel.ingest.launch._harm`.
+Names that are harmless in all frameworks are in `perfmodel.ingest.launch._harm`.
 """
 
 from typing import Final

@@ -92,7 +92,7 @@ def _name(field: str) -> str:
 
 
 _MODEL: Final = (
-    # Degrees (megatron/core/model_parallel_config.py). All of them are stated per job, and dp is what is left.
+    # Degrees (megatron/core/model_parallel_config.py). All of them are stated per job, and dp follows from the devices.
     key("model.tensor_model_parallel_size", "tp", default=1),
     key("model.pipeline_model_parallel_size", "pp", default=1),
     key("model.context_parallel_size", "cp", default=1),

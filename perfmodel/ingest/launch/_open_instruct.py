@@ -42,7 +42,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     budget = NUMBER.read(settings.get(_BUDGET, 1))
     if budget >= 1:
         return {"recompute": "none"}
-    # torch.compile chooses what to repeat by solving a knapsack; what it chooses depends on the graph.
+    # torch.compile chooses the operators to recompute by solving a knapsack problem; the choice depends on the graph.
     doubt = (
         f"memory may be wrong: {_BUDGET}={budget:g} lets torch.compile choose what is recomputed, but the prediction "
         "recomputes the parts of layers that selective recomputation does"

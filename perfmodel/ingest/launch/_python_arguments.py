@@ -1,4 +1,4 @@
-"""Command-line arguments of a Python script that is followed: what its `argparse` parser makes of them."""
+"""Command-line arguments of a Python script that is followed: their values as its `argparse` parser reads them."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Branches of a Python script whose condition is not decided: what they write, and how they end."""
+"""Branches of a Python script whose condition is unknown: the variables that they set, and how they end."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,7 +52,7 @@ class Write:
 
 @dataclass
 class Branch:
-    """What an open branch changed, and how it ended."""
+    """The changes of a branch whose condition is unknown, and how it ended."""
 
     exit: Exit | None = None
     stopped: Stopped | None = None

@@ -35,14 +35,14 @@ class Call:
     """A call of code from outside the script."""
 
     path: str
-    """Full name of what is called; of a method the name of its object's maker comes before."""
+    """Full name of the called function; for a method, preceded by the name of the function that made its object."""
     made: Any
     things: tuple[Thing, ...]
     """Objects among its arguments; the object of a method is not one."""
     line: int
     text: str
     is_certain: bool
-    """Whether it runs whatever an undecided condition says."""
+    """Whether it runs on every branch of undecided conditions."""
 
 
 class Calls(Expressions):
@@ -148,7 +148,7 @@ class Calls(Expressions):
                 return MISSING
 
     def _method(self, owner: Any, name: str) -> Any:
-        """What `owner.name(...)` calls."""
+        """The function or record that `owner.name(...)` calls."""
         if isinstance(owner, Thing):
             value = owner.fields.get(name, MISSING)
             is_own = isinstance(value, (Function, Class)) or (isinstance(value, Thing) and bool(value.maker))

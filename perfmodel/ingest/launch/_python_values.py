@@ -57,7 +57,7 @@ class Thing:
     """An object made by a call from outside the script, or a part of such an object."""
 
     maker: str
-    """Full name of what was called; empty for a part that the script only changes."""
+    """Full name of the called function or class; empty for a part that the script only changes."""
     positional: list[Any] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments, and attributes that were assigned or read."""
@@ -65,7 +65,7 @@ class Thing:
     """Lines of the fields, from 1."""
     line: int = 0
     elements: list[Any] = field(default_factory=list)
-    """What was appended to it."""
+    """Values that were appended to it."""
     owner: "Thing | None" = None
     """The object whose method made it, or that it is a part of."""
     label: str = ""
@@ -227,7 +227,7 @@ def parsed_module(text: str, place: str) -> ast.Module:
 
 
 def elements_of(value: Any) -> list[Any] | None:
-    """What a loop over a value goes through; None if that is not known."""
+    """The elements that a loop over a value goes through; None if that is not known."""
     if isinstance(value, (list, tuple, set, dict, str, range)) and len(value) <= MOST_ELEMENTS:
         return list(value)
     return None
@@ -289,7 +289,7 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 
 def compared(kind: ast.cmpop, left: Any, right: Any) -> bool | None:
     """The outcome of a comparison; None if it is not known."""
-    # A made object is something, whatever it is.
+    # An object is never None.
     if isinstance(kind, (ast.Is, ast.IsNot)) and right is None and truth(left) and not isinstance(left, PLAIN):
         return isinstance(kind, ast.IsNot)
     if not (is_known(left) and is_known(right)):

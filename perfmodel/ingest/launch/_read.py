@@ -101,7 +101,7 @@ def read_launch(
         LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
             names file, line and remedy.
     """
-    # Users paste the line that they launch with; it must mean here what it means to the shell.
+    # Users paste their launch command; it must have the same meaning here as in the shell.
     call = _called(str(path))
     return parse_launch(
         text_of(Path(call.path)),

@@ -132,7 +132,7 @@ def _parts(
         notes: list that gets a sentence for every defaults file that is missing.
         doubts: list that gets a sentence for every other file that is missing.
     """
-    # What a directive of YAML includes lies below everything else.
+    # Files that a YAML directive includes have the lowest precedence.
     by_directive = {key: entry for key, entry in entries_of_file.items() if isinstance(entry.value, _Include)}
     entries_of_file = {key: entry for key, entry in entries_of_file.items() if key not in by_directive}
     included: list[_NamedFile | None] = []

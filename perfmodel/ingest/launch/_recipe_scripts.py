@@ -1,6 +1,6 @@
 """Python scripts of NeMo 2 and Megatron-Bridge that take a recipe and change it.
 
-The script is followed without being executed (`python_script`). Here stands what its values mean: which calls make a
+The script is followed without being executed (`python_script`). This module interprets its values: which calls make a
 recipe, which of several is run, and the settings that its attributes, arguments and replaced parts state. What only an
 undecided condition changes is read as if the condition did not hold, and said at the head of the answer.
 """
@@ -280,7 +280,7 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
         case Unknown() | Thing(is_unknown=True):
             settings.entries[key] = Entry(f"$({value.text})", line)
             if key == "data":
-                # Whatever data come from elsewhere have a batch that is not the recipe's.
+                # Data from elsewhere have a batch size that is not the recipe's.
                 for name in ("global_batch_size", "micro_batch_size", "seq_length"):
                     settings.entries[f"data.{name}"] = Entry(f"$({value.text})", line)
         case Thing():
@@ -315,7 +315,8 @@ def _add_callback(key: str, value: Any, settings: _Settings) -> None:
 
 
 def _add_choice(key: str, choice: Choice, line: int, settings: _Settings) -> None:
-    """Read the last outcome of a choice, in which the condition does not hold, and keep what the others differ in."""
+    """Read the last outcome of a choice, in which the condition is false, and keep the differences of the other
+    outcomes."""
     outcomes: list[dict[str, Entry]] = []
     for value in choice.values:
         outcome = _Settings()

@@ -95,7 +95,7 @@ def whole_devices(entries: Mapping[str, Entry], place: str) -> int | None:
 
 
 def nemo_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
-    """A recipe of NeMo 2 with what a command changes."""
+    """A recipe of NeMo 2 with the changes of a command."""
     entries = recipe_entries("nemo", name, place=place, line=line)
     model = _named_model(entries)
     entries |= changes
@@ -105,7 +105,7 @@ def nemo_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) 
 
 
 def bridge_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
-    """A recipe of Megatron-Bridge with what a command changes."""
+    """A recipe of Megatron-Bridge with the changes of a command."""
     entries = recipe_entries("megatron-bridge", name, place=place, line=line)
     model = _named_model(entries)
     return Source(place=place, entries=entries | dict(changes), recipe_model=model), BRIDGE

@@ -1,6 +1,6 @@
 """Named recipes: the settings of recipes of torchtitan, Megatron-Bridge and NeMo 2 that a command names.
 
-What stands behind the name on a command line replaces the recipe's own settings (`_recipe_tables`).
+Arguments behind the name on a command line replace the recipe's own settings (`_recipe_tables`).
 """
 
 import re

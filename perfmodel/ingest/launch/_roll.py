@@ -67,7 +67,7 @@ def roll_settings(source: Source) -> tuple[Source, LaunchFormat] | None:
     if is_megatron:
         for kind in ("tensor", "pipeline"):
             stated.setdefault(f"{kind}_model_parallel_size", Entry(1, 0))
-        # Megatron-Core's attention is fused whatever Transformers' word for it is.
+        # Megatron-Core's attention is fused, even if Transformers' setting names another kernel.
         stated.pop("flash_attn", None)
         stated |= _config(worker)
         arguments = factory_arguments(replace(source, entries=stated))

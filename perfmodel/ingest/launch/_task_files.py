@@ -10,7 +10,7 @@ from perfmodel.ingest.launch._kubernetes import JobScript
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"^run:", re.MULTILINE)
 _BESIDE: Final = ("resources", "num_nodes", "setup", "file_mounts", "workdir")
-"""Keys of which every task has one beside its script."""
+"""Keys of which every task has at least one besides its script."""
 
 
 def task_script(text: str) -> JobScript | None:

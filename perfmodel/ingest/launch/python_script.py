@@ -480,12 +480,12 @@ _EXITS: Final = (Symbol("sys.exit"), Symbol("exit"), Symbol("quit"))
 
 
 def _within_loop(ended: Exit | None) -> Exit | None:
-    """Translate how a round of a loop ended into how the loop ended."""
+    """Return how a loop ends by how one of its rounds ended: `break` and `continue` do not leave the code around it."""
     return None if ended is not None and ended.kind in ("break", "continue") else ended
 
 
 def _owners(value: Any) -> list[Thing]:
-    """Objects whose attribute an assignment sets; all of which it may be one."""
+    """Objects whose attribute an assignment may set: several, if it depends on an undecided condition."""
     possible = value.values if isinstance(value, Choice) else (value,)
     return [owner for owner in possible if isinstance(owner, Thing)]
 

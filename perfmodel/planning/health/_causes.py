@@ -79,13 +79,13 @@ class _MachineFault:
 
 @dataclass(frozen=True, kw_only=True)
 class _SettingFault:
-    """A setting that may not be what the script says."""
+    """A setting whose effective value may differ from the script's."""
 
     name: str
     title: str
     prior: float
     fields: Mapping[str, Any]
-    """Fields of the layout or job as they are with the fault."""
+    """Fields of the layout or job with the fault."""
     remedy: str
 
     def differs(self, stated: Mapping[str, Any]) -> bool:
@@ -293,8 +293,8 @@ def _machine_fault(
             # A schedule whose stages have replicas has no single slow rank.
             return None
 
-        # Timers of gradient synchronisation tell links from other faults. A slow rank leaves
-        # reductions as they are: how it shows in timers depends on where the others wait.
+        # Timers of gradient synchronisation tell links from other faults. A slow rank does not slow reductions: its
+        # effect on timers depends on where the others wait.
         sync_s = passes_s = None
         if has_timers and fault.name != SLOW_RANK:
             changed = explain(model_in_scenario(problem, scenario), layout)

@@ -37,7 +37,7 @@ class Contradiction:
 
     @property
     def sentence(self) -> str:
-        """What contradicts what, as one sentence."""
+        """The contradiction as one sentence."""
         return f"{self.setting} is {self.log} in the log and {self.script} in the script"
 
 
@@ -77,8 +77,8 @@ def what_ran(problem: Problem, layout: Layout, log: TrainingLog) -> WhatRan:
     }
     script |= {name: getattr(layout, name) for name in (*_DEGREES, "micro_batch", *_OPTIONS)}
 
-    # Another structure is another job, and is predicted as it ran. Options are kept as the script
-    # has them, so that what they cost shows up as a cause.
+    # Another structure is another job, and is predicted as it ran. Options stay as in the script, so that their cost
+    # shows up as a cause.
     contradictions, options = [], {}
     for name, value in stated.items():
         if name not in script or script[name] == value or not _matters(name, layout):
@@ -134,7 +134,7 @@ def _with_structure(layout: Layout, stated: Mapping[str, Any], place: str) -> La
             "to this script"
         )
 
-    # Replicas take what the model-parallel group leaves of the devices. Unchanged degrees are not
+    # The number of replicas is that of the devices over the size of a model-parallel group. Unchanged degrees are not
     # passed, since the record checks combinations of them.
     changes["dp"] = changes.get("dp", devices // group)
     if changes["dp"] == layout.dp:

@@ -146,8 +146,8 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
         if fault_weight <= 0:
             continue
 
-        # The likeliest severity is named. What the fault explains is a mean over all severities
-        # by posterior weight, and at most the whole excess.
+        # The likeliest severity is named. A fault explains the mean over its severities by posterior weight, and at
+        # most the whole excess.
         best = max(range(len(by_severity)), key=lambda i, by_severity=by_severity: by_severity[i])
         gain_s = 0.0
         for severity, weight in zip(fault.severities, by_severity, strict=True):

@@ -292,9 +292,9 @@ def _guessed_causes(
 
 def _worth_naming(logged_causes: Sequence[Cause], guessed: Sequence[Cause], least_s: float) -> list[Cause]:
     """The causes that explain more than `least_s` of a step, in the order of the seconds that each is expected to."""
-    # Expected are probability times what the cause would explain. Hidden faults exclude one another and compete for the
-    # same seconds, so that among them only the probability counts. What the log shows comes before guesses that are
-    # less likely than not.
+    # The expected seconds are probability times the seconds that the cause would explain. Hidden faults exclude one
+    # another and compete for the same seconds, so that among them only the probability counts. Causes that the log
+    # shows come before guesses that are less likely than not.
     guessed = [cause for cause in guessed if cause.explains_s > least_s]
     hidden_s = max((cause.explains_s for cause in guessed), default=0.0)
     expected_s = {cause.name: cause.probability * hidden_s for cause in guessed}

@@ -17,7 +17,7 @@ _REPORTED: Final[tuple[StallKind, ...]] = ("checkpoint", "evaluation")
 LEAST_STEPS: Final = 3
 """Fewest lines about steps after the warm-up from which anything can be concluded."""
 _MOVING_CLOCKS: Final = ("hf-trainer", "levanter")
-"""Formats whose clock is the progress bar's own, of which the step time is already a moving mean."""
+"""Formats whose clock is the progress bar's, whose step time is already a moving mean."""
 _WARM: Final = 1.15
 """The first steps are warm-up as long as they exceed the usual step by this factor."""
 _WINDOW: Final = 15
@@ -441,7 +441,7 @@ def _jump(steps: np.ndarray, seconds: Float[np.ndarray, " lines"]) -> tuple[Drif
         squares_after = ((after - after.mean()) ** 2).sum()
         squares = float(squares_before + squares_after)
         error = sqrt(squares / max(n - 2, 1) * (1 / len(before) + 1 / len(after)))
-        # The cut was chosen among many: what is certain for one is not for the best of them.
+        # The cut was chosen among many, and the best of many cuts needs stronger evidence than a single one.
         if abs(after.mean() - before.mean()) < 2 * _CERTAIN_Z * error:
             continue
         if best is None or squares < best[1]:

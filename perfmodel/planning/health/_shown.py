@@ -112,7 +112,7 @@ def shown_causes(
             )
         )
 
-    # The loader's own timer is proof enough, whatever made it slow.
+    # The loader's own timer is sufficient proof, even if the reason is unknown.
     data = timers.get("data")
     if data is not None and data.most_s > _DATA_TIMER_SHARE * expected.step_time_s:
         title = "steps wait for their data"

@@ -227,7 +227,7 @@ def _improved(
 
 
 class _Certificate(NamedTuple):
-    """What no layout of the space can undercut."""
+    """Lower bounds that no layout of the space can undercut."""
 
     lower_bound: float
     """Lower bound on the value of the goal."""

@@ -49,7 +49,7 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
     elif workers == 1:
         yield HERE
     else:
-        # JAX runs threads, which a fork would not survive; processes keep what they have worked out between calls
+        # JAX runs threads, which a fork would not survive; processes keep their caches between calls
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
         try:
             yield Executor(partial(_map_in_processes, pool), workers)
@@ -73,8 +73,8 @@ def _deaf() -> Iterator[None]:
     """Make processes that start within this context ignore interrupts from the beginning; this process receives them
     afterwards.
 
-    What a process ignores is inherited (a mask alone is not enough, as `multiprocessing` unblocks signals for its own
-    helper); while they are blocked, interrupts of this one are kept.
+    Child processes inherit ignored signals (a mask alone is not enough, as `multiprocessing` unblocks signals for its
+    own helper). While they are blocked, interrupts of this process are kept.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield

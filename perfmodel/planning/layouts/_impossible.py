@@ -277,8 +277,8 @@ def _freed(question: Question, name: str) -> Change:
 
 def _with_other_devices(question: Question, target: Question) -> Question:
     """The question moved to `target`, with its default space except for the fields restricted here."""
-    # Default values depend on devices and batch, so that they are those of the target. What the
-    # user restricted or freed stays.
+    # Default values depend on devices and batch, so that they are those of the target. Restrictions and freedoms that
+    # the user set stay.
     restricted = {name: getattr(question.space, name) for name in _restricted(question)}
     extra = {
         field.name: getattr(question.space, field.name)

@@ -77,11 +77,11 @@ class Goal:
     """An objective under constraints, for the layouts of one problem.
 
     Every layout's quantities lie in known intervals before any is evaluated: its step time in [bound, infinity), its
-    memory and degrees exactly. Interval arithmetic gives a lower bound of the objective, and which constraints
-    can hold at all; what is left out on such grounds cannot be among the best. For an objective that grows with the
-    step time at fixed degrees f(T, degrees) (every one of `OBJECTIVES` with a time in it does, since prices, powers,
-    tokens and device counts are not negative) the bound is f(bound, degrees) itself: T >= bound implies
-    f(T, degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
+    memory and degrees exactly. Interval arithmetic gives a lower bound of the objective, and tells which constraints
+    can hold at all; layouts that are left out for this reason cannot be among the best. For an objective that grows
+    with the step time at fixed degrees f(T, degrees) (every one of `OBJECTIVES` with a time in it does, since prices,
+    powers, tokens and device counts are not negative) the bound is f(bound, degrees) itself: T >= bound implies f(T,
+    degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
     """
 
     step_problem: StepProblem

@@ -81,7 +81,7 @@ def _best_safe(
     problem = question.step_problem
 
     # A counter never shows less than what a layout needs, so that a layout which needs more than this is ruled out
-    # before it is evaluated. What is left is looked at in the order of the objective.
+    # before it is evaluated. The remaining layouts are examined in the order of the objective.
     share = problem.site.memory_spread().share_that_fits(options.min_fit)
     largest_bytes = max(on_kind.cluster.device.memory_bytes for on_kind in problem.kinds or (problem,))
     limit = Constraint.parse(f"memory_bytes <= {min(share, 1.0) * largest_bytes!r}", NAMES)

@@ -218,7 +218,7 @@ class SearchResult:
 
     @property
     def _interrupted(self) -> str:
-        """State in words what is proved after an interrupt."""
+        """The statement that is proved after an interrupt, in words."""
         progress = self.progress
         if progress.unsearched:
             batches = ", ".join(map(str, progress.unsearched))

@@ -150,8 +150,8 @@ def _search_in_turn(
             try:
                 results.append(answer(question, goal, options, cutoff, executor, file, report))
             except KeyboardInterrupt:
-                # An interrupt in the first question has nothing to return. Later ones return what
-                # the questions before found.
+                # An interrupt in the first question has nothing to return. A later interrupt returns the results of the
+                # questions before.
                 if not results:
                     raise
                 break

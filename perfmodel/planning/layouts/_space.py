@@ -124,7 +124,7 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     Micro-batches are all divisors of the batch. Tensor parallel goes up to two nodes (beyond, its collectives cross
     the network several times a layer), context parallel is offered from 16k tokens on. With `fewer_devices` degrees
     may also be powers of two and divisors of the layers. A framework's own schedules are tried besides the usual ones
-    (what it cannot run is left out where layouts are enumerated).
+    (layouts that it cannot run are left out in the enumeration).
     """
     model = problem.model
     cluster = problem.cluster

@@ -84,7 +84,7 @@ def print_pareto(console: "Console", front: "ParetoFront") -> None:
 
 
 def _heading(console: "Console", result: "SearchResult") -> None:
-    """Print the job, and what is minimised under which constraints."""
+    """Print the job, the objective and the constraints."""
     best = result.layouts[0]
     batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
     console.print(

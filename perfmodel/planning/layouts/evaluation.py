@@ -38,7 +38,7 @@ class Evaluations:
     path: Path | None = None
     """File that the step times are kept in, if any."""
     search: str = ""
-    """`fingerprint` of what is searched."""
+    """`fingerprint` of the search."""
     step_s: dict[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -165,7 +165,8 @@ def evaluate(
             if len(ranked.distinct) >= top:
                 last_wanted = ranked.distinct[top - 1]
                 worst_kept = evaluated[int(ranked.number[last_wanted])]
-            # A bound is never above the value: what is bounded worse than the worst wanted layout cannot displace it.
+            # A bound is never above the value, so a layout whose bound is worse than the worst wanted layout cannot
+            # displace it.
             remaining = score.below(*min(worst_kept, (cutoff, np.inf)))
             remaining = remaining[
                 ~np.isin(remaining, np.concatenate([np.array(list(evaluated), np.int64), *dominated]))
@@ -219,7 +220,7 @@ def _ranked(candidates: Candidates, evaluated: dict[int, tuple[float, float]], d
     number = np.array(sorted(evaluated), np.int64)
     value, step_s = np.array([evaluated[n] for n in number.tolist()]).reshape(-1, 2).T
 
-    # By value, then step time, then memory: ties go to what needs less.
+    # By value, then step time, then memory: among ties the layout that needs less comes first.
     order = np.lexsort((candidates.peak_bytes(number), step_s, value))
     number, step_s, value = number[order], step_s[order], value[order]
     distinct_places = np.arange(len(number))

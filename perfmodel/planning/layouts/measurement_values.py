@@ -272,7 +272,7 @@ def expected_given(
 
 
 def _shown_covariance(observation: Observation) -> Float[np.ndarray, "nodes observations observations"]:
-    """Return the covariance of what a measurement shows, at every node."""
+    """Return the covariance of a measurement's outcomes, at every node."""
     slopes, noise = observation.slopes, observation.noise
     parameter_covariance = slopes @ slopes.transpose(0, 2, 1)
     noise_covariance = (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])

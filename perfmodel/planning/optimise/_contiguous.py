@@ -1,7 +1,7 @@
 """Contiguous partitions by dynamic programming: exact minima over all ways to cut a chain of layers.
 
-A stage that holds layers i to j - 1 costs what a table says; the tables are indexed [kind, stage, i, j], with
-`inf` where a stage cannot hold those layers. Kinds are kinds of devices, of which a supply is given.
+Tables give the cost of a stage that holds layers i to j - 1; they are indexed [kind, stage, i, j], with `inf` where a
+stage cannot hold those layers. Kinds are kinds of devices, of which a supply is given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -145,8 +145,8 @@ def least_critical_path(stage_costs: Table, passed: Table, supply: Sequence[int]
     end[-1] = _NOTHING
 
     # From the last stage back to the first: `values[used][i]` is the value of the layers from i
-    # on, with the devices `used` for them. A stage adds what it passes on to every stage after
-    # it, and may itself be the largest.
+    # on, with the devices `used` for them. A stage adds its passed-on cost to every later stage, and may itself be the
+    # largest.
     values: dict[Used, np.ndarray] = {(0,) * len(supply): end}
     for stage in reversed(range(stage_costs.shape[1])):
         longer: dict[Used, np.ndarray] = {}

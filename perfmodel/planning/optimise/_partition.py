@@ -189,7 +189,7 @@ def partition_stages(
         raise LayoutError(
             f"no partition of {problem.model.name} into the stages of {layout.label} fits into memory"
         ) from None
-    # The descent compares in single precision; what is reported has double.
+    # The descent compares in single precision; reported times have double precision.
     (given_s,) = exact_steps_s(problem, [partitioned]).tolist()
     return PartitionResult(
         prediction=explain(problem, end.best),

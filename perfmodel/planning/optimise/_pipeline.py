@@ -1,8 +1,8 @@
 """Uneven pipeline stages: exact front, bounds, and local search by exact evaluation.
 
 A flushing pipeline with one stage per rank takes about sum over stages of (F + B + sends) plus (m - 1) times the
-slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least nearly). Its least partitions come
-from dynamic programming; what the timeline adds (reductions, gathers, optimizer) is left to exact evaluation.
+slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least nearly). Its least partitions come from
+dynamic programming; reductions, gathers and the optimizer are left to exact evaluation.
 """
 
 from collections import Counter
@@ -314,7 +314,8 @@ def descend(
         if not new:
             break
         if bound is not None:
-            # No value falls below its bound, and the best value only falls: what is ruled out once stays out.
+            # No value falls below its bound, and the best value only falls, so an interval that is ruled out once stays
+            # out.
             ruled_out = bound(new) > values[best] * (1 + _ROUNDING)
             values.update((x, np.inf) for x, is_out in zip(new, ruled_out.tolist(), strict=True) if is_out)
             new = [x for x in new if x not in values]

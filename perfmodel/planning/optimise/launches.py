@@ -106,7 +106,7 @@ def relaxed_layouts(problem: StepProblem, layout: Layout, choices: LaunchChoices
         LayoutError: no stages to cut, a schedule without a flush, or copies of single layers to the host, which are
             planned for the layers as they are.
     """
-    # Full recompute is a share of layers here, so that the others recompute what a launch may state beside it.
+    # Full recompute is a share of layers here; the other layers use a recompute mode that a launch may state beside it.
     kinds = choices.recomputes or (layout.recompute,)
     recompute_kind = layout.recompute if layout.recompute in kinds else kinds[-1]
     if choices.full_layers and not choices.by_stage:

@@ -236,8 +236,8 @@ class Scenario:
 class ScaledKernels:
     """Kernel times scaled from a device to a variant of it.
 
-    A measured kernel does not tell what a faster device would make of it; the roofline does: times move by the ratio
-    of the analytical bounds before and after.
+    A measurement does not tell how long the kernel takes on a faster device; the roofline does. Times scale by the
+    ratio of the analytical bounds after and before the change.
     """
 
     kernels: PricesKernels

@@ -207,8 +207,7 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
 
 def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s: float) -> tuple[str, ...]:
     """A sentence on the power limit, where it holds a faster device back; else none."""
-    # Evaluate the step once more without the power limit. Only if that is noticeably faster is
-    # the limit what holds it back.
+    # Evaluate the step once more without the power limit. The limit holds it back only if that is noticeably faster.
     device = scenario.cluster(problem.cluster).device
     if not has_power_law(device) or device.power_w is None or not problem.site.power_limited:
         return ()

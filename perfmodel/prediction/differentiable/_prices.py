@@ -9,7 +9,8 @@ event's kind,
 
 a fixed part, and work joined by a power norm: kernels p = 3 (the roofline of `perfmodel.cost.roofline_seconds`),
 collectives p = 1 (latency + volume / bandwidth, Hockney 1994; of a latency x is the inverse). Both derivatives and
-value are exact at x = 1. What does not fit the law (an elasticity below 0, or more than 1 in all) is a power of x.
+value are exact at x = 1. Events that do not fit the law (an elasticity below 0, or more than 1 in all) follow a power
+of x.
 """
 
 from collections import defaultdict

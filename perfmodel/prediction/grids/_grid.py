@@ -57,7 +57,7 @@ class LayoutGrid:
     choices."""
 
     degrees: Layout
-    """Layout with the degrees, the micro-batch, and what no axis chooses; fields of the axes are ignored."""
+    """Layout with the degrees, the micro-batch, and all fields that no axis sets; fields of the axes are ignored."""
     pipelines: tuple[PipelineChoice, ...]
     shards: tuple[ShardChoice, ...]
     recomputes: tuple[RecomputeChoice, ...]

@@ -30,7 +30,8 @@ from perfmodel.spec import Layout
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     """Lower bound of the step time: the longest of some paths that every program contains.
 
-    One goes through the passes, with what must come before and after them; the other along a communication stream.
+    One goes through the passes, with all work that must come before and after them; the other along a communication
+    stream.
     """
     # Passes and transfers depend on pipeline, shard and recompute.
     pipelines = model.pipelines_of(grid)
@@ -49,14 +50,14 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
         of_orders = np.stack([getattr(seconds, name) for seconds in by_order])
         return of_orders[order_of_shard][:, shape_of_pipeline].transpose(1, 0, 2)
 
-    # Before, after and between the passes; what comes between them counts once for every micro-batch that a stage sees.
+    # Before, after and between the passes; work between them counts once for every micro-batch of a stage.
     micro_batches = np.array([p.spec.micro_batches // p.spec.replicas for p in pipelines])[:, None, None]
     reductions = np.array([p.reductions for p in pipelines])[:, None, None]
     step_ends_s = state_s("start_s") + state_s("end_s")
     step_ends_s = step_ends_s + micro_batches * state_s("gather_each_s") + reductions * state_s("reduce_each_s")
 
-    # Along a communication stream, whatever the passes do. Where steps run into each other some of it is hidden by
-    # filling and draining the pipeline.
+    # Along a communication stream, without regard to the passes. Where steps run into each other some of it is hidden
+    # by filling and draining the pipeline.
     stream_each_s = state_s("stream_each_s")
     stream_s = state_s("stream_s") + micro_batches * stream_each_s
     for place, pipeline in enumerate(pipelines):

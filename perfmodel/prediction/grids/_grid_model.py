@@ -1,8 +1,8 @@
 """Parts that grids of layouts share: block times, pipelines, transfers and state events, each computed once.
 
 A search asks for a few hundred grids of one problem. Grids that differ in their degrees often have the same
-pipelines, and all shards of a grid have the same state events but for the order of their dimensions. Every quantity
-is therefore kept under exactly what it depends on, in a field of its own.
+pipelines, and all shards of a grid have the same state events but for the order of their dimensions. Every quantity is
+therefore cached in a field of its own, keyed by exactly its inputs.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -116,7 +116,7 @@ class GridModel:
     """Parts of the costs of some grids of one problem."""
 
     problem: StepProblem
-    """What is trained, and on which machine."""
+    """The training step and its machine."""
     full_layers: Sequence[PerStage]
     """Layers recomputed in full, as they occur in the grids' choices."""
     pipelines: PipelineCache = field(default_factory=PipelineCache)
@@ -285,7 +285,7 @@ class GridModel:
             return np.zeros((2, 1, len(grid.shards)))
         layouts, blocks = self.shards(grid), self.blocks(grid)
 
-        # A transfer depends on what a shard's blocks send and on how many ranks lie between two stages.
+        # A transfer depends on the bytes that a shard's blocks send and on the number of ranks between two stages.
         strides = [rank_strides(layout)["pp"] for layout in layouts]
         first, sender_of_shard = distinct([SentBlocks(*sender) for sender in zip(blocks, strides, strict=True)])
         columns = []

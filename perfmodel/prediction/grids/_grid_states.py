@@ -132,7 +132,7 @@ class StateEvents:
         for state in states:
             by_layer = state.zero == 3
             gathers = "all_gather" in exchanges(state.zero, self._job)
-            # Weights that an update changed are gathered as one piece, whatever pieces they are computed in.
+            # Weights that an update changed are gathered as one piece, even if they are used in several.
             gather_after_update = collectives(False, GATHER)
             bound = _bound(
                 spec,

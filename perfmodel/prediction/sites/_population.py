@@ -3,9 +3,9 @@
 A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the physics says. The log
 of such a factor is a sum of four terms: one common to all sites, one of the framework, one of the device, and one of
 the site itself. Each is normal around 0 with a variance of its own (Gelman and Hill 2007, chapter 12). A run's
-log(measured / predicted) is the factors weighted by the shares of its step, and what its layout, its settings and
-itself add. `perfmodel.validation` fits the variances to the record; here are the factors of a site given the record: a
-posterior for each framework and architecture.
+log(measured / predicted) is the sum of the factors, weighted by the shares of its step, and of terms of its layout, its
+settings and the run itself. `perfmodel.validation` fits the variances to the record; here are the factors of a site
+given the record: a posterior for each framework and architecture.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,8 +31,8 @@ from perfmodel.spec import ConvNet, Device, Framework, Mlp, Model
 # Widens the interval of a run according to how little is known about it.
 #
 # `SitePopulation` says how far runs lie from their predictions where frameworks, devices and settings are like those of
-# the published record. A run of which less is known errs by more, for reasons that have nothing to do with one another,
-# so that their squares add. From the half-width that the population gives, in log time, the interval's is the root of
+# the published record. The less is known of a run, the larger its error. The reasons are independent, so their squares
+# add. From the half-width that the population gives, in log time, the interval's is the root of
 #
 #     (exp(base) * half-width ** power) ** 2 + sum over drivers of added ** 2 * saturated(how much the run has of it),
 #
@@ -355,7 +355,7 @@ class SitePopulation:
             shift = np.outer(prior.mean, prior.mean)
             return replace(prior, mean=0 * prior.mean, covariance=prior.covariance + shift)
 
-        # A framework or device of which the record has no run is like all of it.
+        # A framework or device without runs in the record is treated like the average of all.
         return self._prior([key(name, architecture), key(name, ""), key("", architecture)], unknown)
 
     def _prior(self, names: Sequence[str], unknown: Mapping[str, float]) -> SitePrior:

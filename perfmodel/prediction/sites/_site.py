@@ -82,7 +82,7 @@ class Site:
     def measured_load(self, op: Op, device: Device) -> float | None:
         """Measured slowdown of a kernel's family and element type under sustained load; None if nobody measured it.
 
-        Without a power limit nothing slows down, whatever was measured under it.
+        Without a power limit nothing slows down, so measurements under a limit do not apply.
         """
         if not self.power_limited:
             return None

@@ -90,10 +90,10 @@ _MOST_STEPS: Final = 100
 
 
 # Besides, a whole site may differ from the record by more than any of its factors allows: a cap on power, other clocks,
-# a step that is timed with what the record leaves out. Where its runs agree with one another but not with the record,
-# one factor on all of them explains it, which the spread of ordinary sites must not hold back. This class has a small
-# probability and a large variance. The prior is thus again a mixture of normals: runs close to the record leave this
-# class hardly any weight, runs that agree on being far off give it all (contaminated normal priors; Berger and
+# a step time that includes work which the record leaves out. Where its runs agree with one another but not with the
+# record, one factor on all of them explains it, which the spread of ordinary sites must not hold back. This class has a
+# small probability and a large variance. The prior is thus again a mixture of normals: runs close to the record leave
+# this class hardly any weight, runs that agree on being far off give it all (contaminated normal priors; Berger and
 # Berliner, Ann. Stat. 14, 1986).
 
 

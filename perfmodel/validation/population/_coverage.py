@@ -129,7 +129,8 @@ def fit_coverage(runs: LeftOutRuns) -> Coverage:
     x = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds).x
     added = {name: float(value) for name, value in zip(names, x[2:], strict=True) if value >= _LEAST_ADDED}
     shape = Coverage(base=float(x[0]), power=round(float(x[1]), 3), added=added)
-    # Sources that nobody had looked at say what a stranger meets, the others only where there are none.
+    # Sources that nobody had looked at show the errors that a stranger meets; the others count only where there are
+    # none.
     strangers = (runs.left_out == TEAM) & ~runs.looked_at
     held_against = strangers if strangers.any() else runs.left_out == TEAM
     return _rounded_up(shape.scaled(_conformal_factor(shape, runs.take(held_against))))

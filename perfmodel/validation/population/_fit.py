@@ -104,8 +104,7 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
             if progress:
                 progress("teams left out", done, len(score.teams.names))
 
-            # Once more from nothing without each team. Starting from the common fit would carry
-            # what the team taught.
+            # Once more from nothing without each team. Starting from the common fit would leak the team's own runs.
             chosen = ~left_out & typical
             site_pairs = _pairs_of_team(runs.labels, team)
             without = _fitted(compiled, score, chosen)
@@ -136,7 +135,7 @@ def _with_teams_left_out(
 ) -> dict[str, dict[int, FewRuns]]:
     """Errors of every source's other runs once some are known.
 
-    What makes intervals cover 90 % is learned from the runs of other teams and put into every fit's parameters.
+    The scale that makes intervals cover 90 % is fitted to the runs of other teams and stored in every fit's parameters.
     """
     team_of = dict(
         zip(

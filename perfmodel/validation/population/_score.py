@@ -8,8 +8,8 @@ and noise of the run. Beyond its factors a site scatters by scales of its own (`
 run, and its intervals stay wide.
 
 The variances are those under which the runs of every source are likeliest when its teams are left out: from the other
-sources alone, and given 1, 3 and 8 of its own runs. Every source counts the same. The score is of what users ask, and
-is not misled where the model is wrong of one source, as the marginal likelihood is.
+sources alone, and given 1, 3 and 8 of its own runs. Every source counts the same. The score measures predictions that
+users ask for, and unlike the marginal likelihood it is not misled where the model is wrong about one source.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -124,7 +124,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         Unusable: naming the cell that is missing or the feature that is not modelled.
         PerfModelError: where catalog or specs refuse what the row states.
     """
-    # The framework comes first, since it completes what the row leaves out of model, batch and layout.
+    # The framework comes first, because its defaults complete the row's model, batch and layout.
     row = with_plain_columns(row)
     run_name = f"run {text(row, 'case_id')}"
     keys = key_tables(row)
@@ -201,8 +201,8 @@ def _offloads_at_unknown_cost(row: Row, device: Device) -> bool:
 
 
 def _stated_offload(row: Row, model: Model, device: Device, pipeline_ranks: int) -> str:
-    """The part of a layout's notation that says which activations a run copies to the host; empty if none, or if
-    nobody knows what the copies cost."""
+    """The part of a layout's notation that says which activations a run copies to the host; empty if none, or if the
+    cost of the copies is unknown."""
     if not offloads_activations(row) or _offloads_at_unknown_cost(row, device):
         return ""
     if isinstance(model, Transformer) and pipeline_ranks == 1 and recompute_of(row) != "full":

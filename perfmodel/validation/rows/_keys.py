@@ -118,7 +118,7 @@ def with_plain_columns(row: Row) -> Row:
     """
     filled: dict[str, Any] = dict(row)
     contradictions = text(row, CONTRADICTIONS).splitlines()
-    # A key wins over a plain column, since it is what a job file would say.
+    # A key wins over a plain column, because it is exact.
     for column, plain_column in _PLAIN_COLUMNS.items():
         cell = row.get(column)
         if cell is None or (isinstance(cell, str) and not cell.strip()):

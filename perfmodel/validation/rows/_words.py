@@ -304,10 +304,10 @@ def contradictions_in_words(row: Row) -> tuple[str, ...]:
 def framework_name(row: Row) -> str:
     """The framework of a row, as `name@year`, by the columns of framework, device and sharding together.
 
-    DeepSpeed's own ZeRO is run by DeepSpeed, whatever else the column names. On Gaudi, Megatron-DeepSpeed is Habana's
-    fork, and NeMo, which needs NVIDIA's devices, is what Intel names beside DeepSpeed in its MLPerf submissions
-    (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune). A framework whose launch compiles, or
-    whose layers are Transformer Engine's, is a separate entry of the catalog.
+    A column that names DeepSpeed's ZeRO means DeepSpeed, even if it names others too. On Gaudi, Megatron-DeepSpeed is
+    Habana's fork, and NeMo, which needs NVIDIA's devices, is what Intel names beside DeepSpeed in its MLPerf
+    submissions (mlcommons/training_results_v4.0 Intel-HabanaLabs/benchmarks/llm_finetune). A framework whose launch
+    compiles, or whose layers are Transformer Engine's, is a separate entry of the catalog.
     """
     # The same name means another code base on other hardware or with another sharding.
     name = text(row, "framework")

@@ -5,8 +5,8 @@
     negation = "no" | "not" | "without" | "w/o" | "non"
     switch   = "on" | "true" | "enabled" ... | "off" | "false" | "disabled" ...
 
-Case does not matter, nor whether words are joined by blanks, `_`, `-`, `=`, `:` or nothing. What no phrase explains is
-not matched to anything: it is returned, and named in `assumed`.
+Case does not matter, nor whether words are joined by blanks, `_`, `-`, `=`, `:` or nothing. Text that no phrase
+explains is returned, and named in `assumed`.
 """
 
 import re
@@ -87,7 +87,7 @@ _SPELLINGS: Final = (
     (r"\bzero (i{1,3})\b", lambda match: f"zero {len(match[1])}"),
     (r" +", " "),
 )
-"""Patterns over lower-case text, and what each becomes in plain words, in this order."""
+"""Patterns over lower-case text with their replacements in plain words, in this order."""
 
 
 def plain_words(text: str) -> str:

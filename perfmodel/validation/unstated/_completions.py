@@ -209,7 +209,7 @@ def _read(
         readable.append(Completion(case, prior, rows[i].chosen))
     # Values that the framework cannot run are not considered, unless the run states them.
     able = [candidate for candidate in readable if not framework.cannot_run(candidate.case.layout)] or readable
-    # Frameworks are weighed elsewhere: what one of them cannot run must not lower its own weight.
+    # Frameworks are weighed elsewhere: completions that one of them cannot run must not lower its weight.
     total = sum(candidate.prior for candidate in able)
     return [replace(candidate, prior=candidate.prior / total) for candidate in able]
 

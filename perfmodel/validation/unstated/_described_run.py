@@ -1,7 +1,7 @@
 """A run described by a row of a table or by the settings of a job.
 
-Either states some of a run's cells. What the cells leave open is filled in under each framework that may have run it
-(`perfmodel.validation.unstated._completions`), in the same way whoever describes the run.
+Either states some of a run's cells. Open settings are filled in under each framework that may have run it
+(`perfmodel.validation.unstated._completions`), in the same way for published rows and for jobs of users.
 """
 
 from abc import ABC, abstractmethod
@@ -124,8 +124,8 @@ class RowRun(DescribedRun):
         cells = with_shards_of_recipe(self.row, framework)
         if self.device().vendor != "Google":
             return cells
-        # Tables tell how many chips a TPU's host has. What bounds tensor parallelism is the slice, over whose links
-        # all chips talk, and its size is what a cluster of the catalog states (`JobRun`).
+        # Tables tell how many chips a TPU's host has. The slice bounds tensor parallelism, because all its chips share
+        # links; a cluster of the catalog states its size (`JobRun`).
         cluster, _ = cluster_of(with_plain_columns(self.row), {}, f"run {text(self.row, 'case_id')}")
         return {**cells, "devices_per_node": cluster.levels[0].size}
 
@@ -200,7 +200,7 @@ class JobRun(DescribedRun):
         if len(missing) > 1:
             raise Unusable(f"{', '.join(missing[:-1])} and {missing[-1]} are not stated")
         if missing:
-            # The one degree that is not stated is what the stated ones leave of the devices.
+            # A single missing degree follows from the devices and the other degrees.
             stated_product = prod(int(values.get(name, 1)) for name in DEGREES if name != missing[0])
             values[missing[0]] = max(1, int(cells["n_devices"]) // stated_product)
         # Several model chunks per stage need a schedule that interleaves them.
