@@ -58,7 +58,11 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--clear-cache", action="store_true", help="first delete the cache")
     add_json(command)
-    command.set_defaults(run=reporting(lambda given: examine(given.calibration, clear_cache=given.clear_cache), _show))
+    command.set_defaults(run=reporting(_examine, _show))
+
+
+def _examine(arguments: argparse.Namespace) -> dict[str, Any]:
+    return examine(arguments.calibration, clear_cache=arguments.clear_cache)
 
 
 def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     slack = {}
     for kind in sorted({kind for kind in replayed.kinds if kind}):
         slack[kind] = {
-            "count": float(replayed.of(kind).sum()),
+            "count": float(replayed.is_of_kind(kind).sum()),
             "felt": replayed.calls_felt(kind),
             "hidden_s": replayed.slack_s(kind),
         }

@@ -329,7 +329,7 @@ def _searched(arguments: argparse.Namespace) -> "SearchResult":
     with progress("search") as report:
         return layouts.search(
             problem,
-            space=lambda each: space_of(arguments, each),
+            space=lambda problem: space_of(arguments, problem),
             options=options,
             calibration=arguments.calibration,
             settings=arguments.set,

@@ -43,7 +43,7 @@ class Replay:
     def _compiled(self) -> CompiledStructure:
         return compile_structure(self.structure)
 
-    def of(self, kind: str) -> Float[np.ndarray, " classes"]:
+    def is_of_kind(self, kind: str) -> Float[np.ndarray, " classes"]:
         """Mark the collectives of a kind (`send_recv`: both sides of messages)."""
         return np.array([float(bool(k) and kind in (k, delayed_as(k))) for k in self.kinds])
 
@@ -54,7 +54,7 @@ class Replay:
     def calls_felt(self, kind: str, delay_s: float = 0.0) -> float:
         """Number of a kind's collectives on the critical path, by gradient."""
         _, grad = makespan_and_grad(self._compiled, self._delayed_s(kind, delay_s))
-        return float(grad @ self.of(kind))
+        return float(grad @ self.is_of_kind(kind))
 
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
         """Durations under a delay: spans grow by the processor time of collectives that overlap with them."""
@@ -62,7 +62,7 @@ class Replay:
         # recorded span includes what collectives took of its core. Under a delay others are under way, so spans are
         # recomputed before the critical path is.
         spans = self.structure
-        durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
+        durations_s = np.maximum(0.0, self.durations_s + self.is_of_kind(kind) * delay_s)
         ends_s, users = np.zeros(spans.n_ops), []
         for op, (duration_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
             start_s = float(max((ends_s[b] for b in before if b >= 0), default=0.0))

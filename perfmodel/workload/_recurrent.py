@@ -5,6 +5,7 @@ gated delta nets (Yang et al., arXiv 2412.06464) and gated short convolutions.
 """
 
 from dataclasses import replace
+from typing import Final, NamedTuple
 
 from perfmodel.errors import Reason
 from perfmodel.ops import Recurrence
@@ -102,18 +103,33 @@ def _state_space(local: ShardSizes, mamba: Mamba, heads: int) -> Piece:
     return Piece(forward=(forward,), backward_input=(backward,), params=decay_step_and_skip)
 
 
+class _StateSpaceTraffic(NamedTuple):
+    """How often the kernels of a pass read or write each kind of tensor (mamba_ssm 2.2 ops/triton/ssd_combined.py)."""
+
+    inner: float
+    """Tensors of the inner size."""
+    states: float
+    """States, one per chunk in 32 bits; a 16-bit copy counts half."""
+    sides: float
+    """Inputs and outputs of the state."""
+    scores: float
+    """Scores of a chunk in 32 bits."""
+
+
+_STATE_SPACE_FORWARD: Final = _StateSpaceTraffic(inner=3, states=3, sides=4, scores=2)
+"""States of chunks are computed and passed on from chunk to chunk; then come scores and outputs."""
+_STATE_SPACE_BACKWARD: Final = _StateSpaceTraffic(inner=11, states=8.5, sides=14, scores=7)
+"""All but the outputs is recomputed; then come the gradients of states, of inputs, of inputs and outputs of the state,
+of scores and of decay."""
+
+
 def _state_space_bytes(mamba: Mamba, act_bytes: int, backward: bool) -> int:
-    """Bytes that the kernels of a pass read and write per token (mamba_ssm 2.2 ops/triton/ssd_combined.py)."""
-    # How often they pass over tensors of the inner size; states, one per chunk in 32 bits, of which 16-bit copies
-    # count half; inputs and outputs of the state; scores in 32 bits. Forward computes states of chunks, passes them on,
-    # and computes scores and outputs. Backward recomputes all but the outputs, then the gradients of states, of inputs,
-    # of inputs and outputs of the state, of scores and of decay.
-    inner = mamba.inner
-    tensors, states, sides, scores = (11, 8.5, 14, 7) if backward else (3, 3, 4, 2)
-    return round(
-        act_bytes * (tensors * inner + sides * mamba.groups * mamba.state)
-        + 4 * (states * inner * mamba.state / mamba.chunk + scores * mamba.groups * mamba.chunk)
-    )
+    """Bytes that the kernels of a pass read and write per token."""
+    passes = _STATE_SPACE_BACKWARD if backward else _STATE_SPACE_FORWARD
+    narrow_elements = passes.inner * mamba.inner + passes.sides * mamba.groups * mamba.state
+    state_elements = passes.states * mamba.inner * mamba.state / mamba.chunk
+    score_elements = passes.scores * mamba.groups * mamba.chunk
+    return round(act_bytes * narrow_elements + 4 * (state_elements + score_elements))
 
 
 def mamba_weights(hidden: int, mamba: Mamba) -> int:
@@ -364,20 +380,38 @@ def _delta_rule(local: ShardSizes, net: DeltaNet, heads: int) -> Piece:
     return Piece(forward=(forward,), backward_input=(backward,), params=rates + shifts)
 
 
-def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
-    """Bytes that the kernels of a pass read and write per token and head of values.
+class _DeltaRuleTraffic(NamedTuple):
+    """How often the kernels of a pass read or write each kind of tensor (flash-linear-attention 0.4,
+    fla/ops/gated_delta_rule/chunk.py)."""
 
-    flash-linear-attention 0.4, fla/ops/gated_delta_rule/chunk.py.
-    """
-    # How often they pass over tensors as wide as a key, and as a value; over the triangular matrix of a chunk, and
-    # its state. Forward computes keys with keys, the inverse, its products with keys and values, states and outputs.
-    # Backward recomputes these products and the states, then the gradients of values, of states, of queries and keys,
-    # and of the products.
-    keys, values, triangle, states = (20, 15, 2, 4) if backward else (7, 6, 6, 2)
-    if net.channel_decays:
-        # Decays are read and written together with the keys and their gradients.
-        keys *= 2
-    elements = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
+    keys: float
+    """Tensors as wide as a key."""
+    values: float
+    """Tensors as wide as a value."""
+    triangle: float
+    """The triangular matrix of a chunk."""
+    states: float
+    """The state of a chunk."""
+
+
+_DELTA_RULE_FORWARD: Final = _DeltaRuleTraffic(keys=7, values=6, triangle=6, states=2)
+"""The kernels compute keys with keys, the inverse, its products with keys and values, states and outputs."""
+_DELTA_RULE_BACKWARD: Final = _DeltaRuleTraffic(keys=20, values=15, triangle=2, states=4)
+"""Those products and the states are recomputed; then come the gradients of values, of states, of queries and keys, and
+of the products."""
+
+
+def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
+    """Bytes that the kernels of a pass read and write per token and head of values."""
+    passes = _DELTA_RULE_BACKWARD if backward else _DELTA_RULE_FORWARD
+    # Decays of every channel are read and written together with the keys and their gradients.
+    key_passes = 2 * passes.keys if net.channel_decays else passes.keys
+    elements = (
+        key_passes * net.key_dim
+        + passes.values * net.head_dim
+        + passes.triangle * size
+        + passes.states * net.key_dim * net.head_dim / size
+    )
     return round(act_bytes * elements)
 
 

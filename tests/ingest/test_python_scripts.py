@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch.python_script import Choice, Followed, Thing, Unknown, follow
+from perfmodel.ingest.launch.python_script import Choice, Followed, ScriptObject, Unknown, follow
 
 
 def followed(text: str, *arguments: str, **variables: str) -> Followed:
@@ -73,9 +73,9 @@ def statements(draw: st.DrawFn, depth: int = 2) -> list[str]:
 
 def plain_fields(owner: Any) -> Any:
     """Attributes of an object, as nested dictionaries without empty ones."""
-    if not isinstance(owner, (Thing, SimpleNamespace)):
+    if not isinstance(owner, (ScriptObject, SimpleNamespace)):
         return owner
-    fields = owner.fields if isinstance(owner, Thing) else vars(owner)
+    fields = owner.fields if isinstance(owner, ScriptObject) else vars(owner)
     plain = {name: plain_fields(value) for name, value in fields.items()}
     return {name: value for name, value in plain.items() if value != {}}
 

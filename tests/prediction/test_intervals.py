@@ -434,7 +434,7 @@ def test_expected_factors_are_means_of_their_class() -> None:
     site_prior = replace(PLAIN, mean=np.arange(1.0, len(CLASSES) + 1))
     expected = site_prior.expected(catalog.device("H100-SXM5-80GB"))
     for name in ("gemm", "attention", "memory", "intra_node.alpha", "inter_node.send_recv.beta", "host_op_s"):
-        assert expected.of[name] == 1 + CLASSES.index(class_of(name))
+        assert expected.value_of[name] == 1 + CLASSES.index(class_of(name))
 
 
 def test_physics_that_is_certain_of_all_but_events_has_no_other_width() -> None:

@@ -252,7 +252,7 @@ def log_product_share(request: PriceQuery, log_time: Float64[np.ndarray, "n"]) -
 # --- gradients of products -----------------------------------------------------------------------------
 
 
-Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
+AnswerMethod = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
 """How the time of a kind is found: by its own plan, by its own plan only near measured shapes, as the sum of its two
 products, as a share of the whole backward, from its forward pass, or from the memory bandwidth."""
 
@@ -266,7 +266,7 @@ def answer_method(
     query: Query,
     stacks: tuple[Stack, ...],
     plan: Callable[[Query, KernelKind], Plan],
-) -> Way:
+) -> AnswerMethod:
     """The method by which a regressor of these stacks answers a kind on a device."""
     # Dies on which training kernels were timed beside those of the tables (above), unless a source is named.
     is_backward_of_attention = kind.op in ATTENTION_MASKS and kind.pass_ == WHOLE

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from perfmodel.cost.learn._gradients import (
-    Way,
+    AnswerMethod,
     added,
     answer_method,
     as_equal_heads,
@@ -84,7 +84,9 @@ class Regressor:
         """
         # The method of a row depends only on its device, software and kind, of which there are few.
         pairs, pair_of = request.combinations()
-        methods: list[Way] = [answer_method(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
+        methods: list[AnswerMethod] = [
+            answer_method(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs
+        ]
         method_of_row = np.array(methods, object)[pair_of]
         answers = Prediction.empty(len(request))
         for method in dict.fromkeys(methods):
@@ -92,7 +94,7 @@ class Regressor:
             answers.put(index, self._answer_by(method, request.take(index)))
         return answers
 
-    def _answer_by(self, method: Way, request: PriceQuery) -> Prediction:
+    def _answer_by(self, method: AnswerMethod, request: PriceQuery) -> Prediction:
         """Times of rows that are all answered by one method."""
         match method:
             case "itself":

@@ -138,11 +138,14 @@ def _command(container: Mapping[str, Any]) -> str:
     words = []
     for key in ("command", "args"):
         value = container.get(key)
-        words += [str(word) for word in value] if isinstance(value, list) else [str(value)] if value else []
+        if isinstance(value, list):
+            words += [str(word) for word in value]
+        elif value:
+            words.append(str(value))
     if not words:
         return ""
     variables = _variables(container)
-    words = [_REFERENCE.sub(lambda found: variables.get(found[1], found[0]), word) for word in words]
+    words = [_REFERENCE.sub(lambda reference: variables.get(reference[1], reference[0]), word) for word in words]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # `bash -c SCRIPT` runs its text; a list of words is one command.
     if words[0] in _SHELLS and len(words) > 2 and re.fullmatch(r"-\w*c", words[1]):

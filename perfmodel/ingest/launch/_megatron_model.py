@@ -58,9 +58,8 @@ def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
     if "ffn-hidden-size" in arguments:
         fields["model.ffn_hidden"] = WHOLE.read(arguments["ffn-hidden-size"])
     elif arguments.get("swiglu") is True and "hidden-size" in arguments:
-        # Megatron-LM's own default for gated feed-forwards, which keeps the weights of an ungated one of 4 hidden
-        # sizes:
-        # Two thirds of four times the hidden size, in multiples of 64.
+        # Megatron-LM's default for gated feed-forwards has as many weights as an ungated one of 4 hidden sizes: two
+        # thirds of that, in multiples of 64.
         fields["model.ffn_hidden"] = int(4 * WHOLE.read(arguments["hidden-size"]) * 2 / 3) // 64 * 64
     return fields
 

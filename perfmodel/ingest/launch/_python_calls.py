@@ -16,8 +16,8 @@ from perfmodel.ingest.launch._python_values import (
     Function,
     Method,
     Scope,
+    ScriptObject,
     Symbol,
-    Thing,
     Unknown,
     called,
     copied,
@@ -37,7 +37,7 @@ class Call:
     path: str
     """Full name of the called function; for a method, preceded by the name of the function that made its object."""
     made: Any
-    things: tuple[Thing, ...]
+    things: tuple[ScriptObject, ...]
     """Objects among its arguments; the object of a method is not one."""
     line: int
     text: str
@@ -136,22 +136,22 @@ class Calls(Expressions):
                 return self._instance(function, positional, keywords, node.lineno)
             case Method():
                 return self._method_call(function, positional, keywords, node)
-            case Thing(maker="functools.partial"):
+            case ScriptObject(maker="functools.partial"):
                 stated = {name: value for name, value in function.fields.items() if name != "**"}
                 return self.call(function.positional[0], function.positional[1:] + positional, stated | keywords, node)
             case Symbol():
                 return self._outside(function.path, positional, keywords, node)
             case _:
-                path = function.maker if isinstance(function, Thing) else expression_text(node.func)
-                made = Thing(f"{path}.__call__", positional, dict(keywords), line=node.lineno)
+                path = function.maker if isinstance(function, ScriptObject) else expression_text(node.func)
+                made = ScriptObject(f"{path}.__call__", positional, dict(keywords), line=node.lineno)
                 self._record(made.maker, made, positional, keywords, node)
                 return MISSING
 
     def _method(self, owner: Any, name: str) -> Any:
         """The function or record that `owner.name(...)` calls."""
-        if isinstance(owner, Thing):
+        if isinstance(owner, ScriptObject):
             value = owner.fields.get(name, MISSING)
-            is_own = isinstance(value, (Function, Class)) or (isinstance(value, Thing) and bool(value.maker))
+            is_own = isinstance(value, (Function, Class)) or (isinstance(value, ScriptObject) and bool(value.maker))
             return bound_method(value, owner) if is_own else Method(owner, name)
         return self.attribute(owner, name)
 
@@ -161,7 +161,7 @@ class Calls(Expressions):
         while isinstance(base, Class):
             base = base.bases[0] if base.bases else Symbol(made.name)
         maker = base.path if isinstance(base, Symbol) else made.name
-        thing = Thing(maker, positional, dict(made.names), dict(made.lines), line)
+        thing = ScriptObject(maker, positional, dict(made.names), dict(made.lines), line)
         initialise = made.names.get("__init__")
         if isinstance(initialise, Function):
             method = Function(initialise.node, initialise.scope, thing, initialise.defaults)
@@ -174,7 +174,7 @@ class Calls(Expressions):
 
     def _method_call(self, method: Method, positional: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         owner, name = method.owner, method.name
-        if isinstance(owner, Thing):
+        if isinstance(owner, ScriptObject):
             return self._call_of_object(owner, name, positional, keywords, node)
         changed = self._changed(owner, name, positional, keywords)
         return method_result(owner, name, positional, keywords) if changed is MISSING else changed
@@ -225,7 +225,7 @@ class Calls(Expressions):
         return result
 
     def _call_of_object(
-        self, owner: Thing, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+        self, owner: ScriptObject, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> Any:
         """The result of a method of an object from outside."""
         if owner.maker == command_line.PARSER:
@@ -236,12 +236,12 @@ class Calls(Expressions):
             return None
         if name in ("copy", "clone") and not positional:
             return copied(owner)
-        made = Thing(f"{owner.maker}.{name}", positional, dict(keywords), line=node.lineno, owner=owner)
+        made = ScriptObject(f"{owner.maker}.{name}", positional, dict(keywords), line=node.lineno, owner=owner)
         self._record(made.maker, made, positional, keywords, node)
         return made
 
     def _of_parser(
-        self, parser: Thing, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
+        self, parser: ScriptObject, name: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> Any:
         """The result of a method of an `argparse` parser."""
         if name in command_line.GROUPS:
@@ -266,7 +266,7 @@ class Calls(Expressions):
             values, rest = command_line.parsed(options, [str(word) for word in given], convert)
         except ValueError as error:
             raise broken(self.place, node.lineno, f"the script refuses its arguments: {error}") from None
-        namespace = Thing(command_line.NAMESPACE, [], values | self.usual.get(id(parser), {}), line=node.lineno)
+        namespace = ScriptObject(command_line.NAMESPACE, [], values | self.usual.get(id(parser), {}), line=node.lineno)
         return namespace if name == "parse_args" else (namespace, rest)
 
     def _outside(self, path: str, positional: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
@@ -279,13 +279,13 @@ class Calls(Expressions):
                 return value
         # Arguments that only set attributes are taken out of the keywords.
         attributes = self.fields_of(path, positional, keywords)
-        made = Thing(path, positional, dict(keywords), dict.fromkeys(keywords, node.lineno), node.lineno)
+        made = ScriptObject(path, positional, dict(keywords), dict.fromkeys(keywords, node.lineno), node.lineno)
         for name, inner in attributes.items():
             *parts, last = name.split(".") if not isinstance(inner, tuple) else [name]
             owner = made
             for part in parts:
                 owner = owner.part(part)
-            if isinstance(owner, Thing):
+            if isinstance(owner, ScriptObject):
                 owner.fields.setdefault(last, inner)
         self._record(path, made, positional, keywords, node)
         return made
@@ -297,16 +297,16 @@ class Calls(Expressions):
             return _Result(command_line.environment_variable(positional[0], self.variables, usual))
         if path in ("copy.deepcopy", "copy.copy", "deepcopy") and positional:
             return _Result(copied(positional[0]))
-        if path == "dataclasses.replace" and positional and isinstance(positional[0], Thing):
+        if path == "dataclasses.replace" and positional and isinstance(positional[0], ScriptObject):
             twin = copied(positional[0])
             twin.fields |= keywords
             return _Result(twin)
-        if path == "vars" and positional and isinstance(positional[0], Thing):
+        if path == "vars" and positional and isinstance(positional[0], ScriptObject):
             return _Result(positional[0].fields)
         if path == "getattr" and len(positional) > 1 and isinstance(positional[1], str):
             return _Result(self._got(positional))
         if path == "setattr" and len(positional) == 3 and isinstance(positional[1], str):
-            if isinstance(positional[0], Thing):
+            if isinstance(positional[0], ScriptObject):
                 self.write(positional[0].fields, positional[1], positional[2])
             return _Result(None)
         return None
@@ -314,13 +314,13 @@ class Calls(Expressions):
     def _got(self, positional: list[Any]) -> Any:
         """`getattr(owner, name, default)`."""
         owner, name = positional[0], positional[1]
-        if isinstance(owner, Thing) and name not in owner.fields and len(positional) > 2:
+        if isinstance(owner, ScriptObject) and name not in owner.fields and len(positional) > 2:
             return positional[2] if owner.maker == command_line.NAMESPACE else Unknown(name)
         return self.attribute(owner, name)
 
     def _record(self, path: str, made: Any, positional: list[Any], keywords: Mapping[str, Any], node: ast.Call) -> None:
         """Keep a call of code from outside with the objects that it gets."""
-        things: list[Thing] = []
+        things: list[ScriptObject] = []
         for argument in (*positional, *keywords.values()):
             things += things_in(argument)
             if isinstance(argument, Function):

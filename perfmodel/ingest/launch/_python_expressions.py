@@ -14,8 +14,8 @@ from perfmodel.ingest.launch._python_values import (
     Function,
     Method,
     Scope,
+    ScriptObject,
     Symbol,
-    Thing,
     Unknown,
     calculated,
     compared,
@@ -250,9 +250,9 @@ class Expressions(ABC):
         match owner:
             case Symbol():
                 return Symbol(f"{owner.path}.{name}")
-            case Thing() if name == "__dict__":
+            case ScriptObject() if name == "__dict__":
                 return owner.fields
-            case Thing():
+            case ScriptObject():
                 value = owner.part(name)
                 return bound_method(value, owner)
             case Class():
@@ -291,7 +291,7 @@ class Expressions(ABC):
                 return None
 
 
-def bound_method(value: Any, owner: Thing) -> Any:
+def bound_method(value: Any, owner: ScriptObject) -> Any:
     """A function of an object's class as its method."""
     if isinstance(value, Function) and value.owner is None and value.scope.parent is not None:
         return Function(value.node, value.scope, owner, value.defaults)

@@ -53,7 +53,7 @@ class Choice:
 
 
 @dataclass(eq=False)
-class Thing:
+class ScriptObject:
     """An object made by a call from outside the script, or a part of such an object."""
 
     maker: str
@@ -66,7 +66,7 @@ class Thing:
     line: int = 0
     elements: list[Any] = field(default_factory=list)
     """Values that were appended to it."""
-    owner: "Thing | None" = None
+    owner: "ScriptObject | None" = None
     """The object whose method made it, or that it is a part of."""
     label: str = ""
     """How the script comes to it, for messages."""
@@ -74,7 +74,7 @@ class Thing:
     def part(self, name: str) -> Any:
         """An attribute; a new part if nothing is known of it."""
         label = self.label or (f"{self.maker}(...)" if self.maker else "")
-        return self.fields.setdefault(name, Thing("", owner=self, label=f"{label}.{name}".strip(".")))
+        return self.fields.setdefault(name, ScriptObject("", owner=self, label=f"{label}.{name}".strip(".")))
 
     @property
     def is_unknown(self) -> bool:
@@ -204,7 +204,7 @@ def truth(value: Any) -> bool | None:
         return True
     if isinstance(value, Unknown):
         return value.truth
-    if isinstance(value, Thing):
+    if isinstance(value, ScriptObject):
         # A made object is true; of a part of one nothing is known.
         return True if value.maker.rpartition(".")[2][:1].isupper() else None
     if isinstance(value, (list, tuple, dict, set, range, str)):
@@ -449,8 +449,8 @@ def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
     copies = {} if copies is None else copies
     if id(value) in copies:
         return copies[id(value)]
-    if isinstance(value, Thing):
-        twin = Thing(value.maker, line=value.line, lines=dict(value.lines), label=value.label)
+    if isinstance(value, ScriptObject):
+        twin = ScriptObject(value.maker, line=value.line, lines=dict(value.lines), label=value.label)
         copies[id(value)] = twin
         twin.positional = copied(value.positional, copies)
         twin.fields = copied(value.fields, copies)
@@ -469,11 +469,11 @@ def copied(value: Any, copies: dict[int, Any] | None = None) -> Any:
     return value
 
 
-def things_in(value: Any) -> Iterator[Thing]:
+def things_in(value: Any) -> Iterator[ScriptObject]:
     """Objects that a value is or directly holds."""
-    if isinstance(value, Thing):
+    if isinstance(value, ScriptObject):
         yield value
     elif isinstance(value, (list, tuple)):
-        yield from (inner for inner in value if isinstance(inner, Thing))
+        yield from (inner for inner in value if isinstance(inner, ScriptObject))
     elif isinstance(value, Choice):
-        yield from (inner for inner in value.values if isinstance(inner, Thing))
+        yield from (inner for inner in value.values if isinstance(inner, ScriptObject))

@@ -6,21 +6,21 @@ from typing import Final
 
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._model import catalog_model
-from perfmodel.ingest.launch._python_values import Symbol, Thing
+from perfmodel.ingest.launch._python_values import ScriptObject, Symbol
 from perfmodel.spec import Model
 
 MODEL_OF_CATALOG: Final = "perfmodel.model"
 """Maker of the model that a recipe has by itself."""
 
 
-def class_of(thing: Thing) -> str:
+def class_of(thing: ScriptObject) -> str:
     """Name of the class that an object has: `run.Config(llm.MockDataModule, ...)` makes a `MockDataModule`."""
     is_lazy = thing.maker.rpartition(".")[2] in ("Config", "Partial")
     made = thing.positional[0] if is_lazy and thing.positional else None
     return (made.path if isinstance(made, Symbol) else thing.maker).rpartition(".")[2]
 
 
-def model_of_recipe(recipe: Thing, entries: Entries) -> tuple[Model | None, list[str]]:
+def model_of_recipe(recipe: ScriptObject, entries: Entries) -> tuple[Model | None, list[str]]:
     """The model of a recipe in a script; a note if the script's own model is not known.
 
     Args:
@@ -28,7 +28,7 @@ def model_of_recipe(recipe: Thing, entries: Entries) -> tuple[Model | None, list
         entries: the same settings by their names.
     """
     part = recipe.fields.get("model")
-    if not isinstance(part, Thing):
+    if not isinstance(part, ScriptObject):
         return None, []
     name = _model_name(part)
     model = catalog_model(name) if name else None
@@ -37,7 +37,7 @@ def model_of_recipe(recipe: Thing, entries: Entries) -> tuple[Model | None, list
     return model, []
 
 
-def _model_name(part: Thing) -> str:
+def _model_name(part: ScriptObject) -> str:
     """Name in the catalog of the model that an object configures; empty if it has none."""
     if part.maker == MODEL_OF_CATALOG:
         return str(part.positional[0])
@@ -57,16 +57,16 @@ def _model_name(part: Thing) -> str:
     return ""
 
 
-def _configurations(part: Thing) -> Iterator[Thing]:
+def _configurations(part: ScriptObject) -> Iterator[ScriptObject]:
     """The configuration of a model, which is an argument of the model, or the model itself."""
     yield part
     for value in (part.fields.get("config"), *part.positional):
-        if isinstance(value, Thing):
+        if isinstance(value, ScriptObject):
             yield value
 
 
-def _with_owners(thing: Thing) -> Iterator[Thing]:
-    current: Thing | None = thing
+def _with_owners(thing: ScriptObject) -> Iterator[ScriptObject]:
+    current: ScriptObject | None = thing
     while current is not None:
         yield current
         current = current.owner

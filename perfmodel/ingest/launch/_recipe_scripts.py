@@ -17,7 +17,7 @@ from perfmodel.ingest.launch._harm import Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._hook_file import nemo_entries, nemo_key, with_precision
 from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._precision_recipes import precision_of
-from perfmodel.ingest.launch._python_values import MISSING, Choice, Symbol, Thing, Unknown, is_same
+from perfmodel.ingest.launch._python_values import MISSING, Choice, ScriptObject, Symbol, Unknown, is_same
 from perfmodel.ingest.launch._recipe_models import MODEL_OF_CATALOG, class_of, model_of_recipe
 from perfmodel.ingest.launch._recipe_tables import nemo_name, recipe_tables, unknown_recipe, whole_devices
 from perfmodel.ingest.launch._xtuner import plain_value
@@ -43,7 +43,7 @@ _CHANGES_NOTHING: Final = re.compile(
 class _Recipe:
     """A recipe that a script makes."""
 
-    thing: Thing
+    thing: ScriptObject
     framework: str
     name: str
     line: int
@@ -136,7 +136,7 @@ def _named_by(maker: str, keywords: Mapping[str, Any]) -> tuple[str, str] | None
 def _recipes_made(followed: Followed) -> list[_Recipe]:
     recipes = []
     for call in followed.calls:
-        named = call.made.fields.get(_NAME) if isinstance(call.made, Thing) else None
+        named = call.made.fields.get(_NAME) if isinstance(call.made, ScriptObject) else None
         if named is not None:
             recipes.append(_Recipe(call.made, str(named[0]), str(named[1]), call.line))
     return recipes
@@ -216,9 +216,9 @@ def _recipe_fields(framework: str, name: str, keywords: dict[str, Any]) -> dict[
     fields: dict[str, Any] = {}
     for key, value in recipe_tables(framework).get(name, {}).items():
         if key == "model":
-            value = Thing(MODEL_OF_CATALOG, [value])
+            value = ScriptObject(MODEL_OF_CATALOG, [value])
         # Scripts change a precision's own settings too: `cfg.mixed_precision.grad_reduce_in_fp32 = False`.
-        fields[key] = Thing("", fields={"precision": value}) if key == "mixed_precision" else value
+        fields[key] = ScriptObject("", fields={"precision": value}) if key == "mixed_precision" else value
     table = _NEMO_ARGUMENTS if framework == "nemo" else _BRIDGE_ARGUMENTS
     for argument, setting in table.items():
         value = keywords.pop(argument, _UNSET)
@@ -256,12 +256,12 @@ def _read(
     return replace(source, devices=devices, notes=(*settings.notes, *model_notes), doubts=tuple(doubts)), form
 
 
-def _flatten(thing: Thing, prefix: str, settings: _Settings) -> None:
+def _flatten(thing: ScriptObject, prefix: str, settings: _Settings) -> None:
     """Add the attributes of an object, and of its parts, under dotted names."""
     for name, value in thing.fields.items():
         key = f"{prefix}{name}"
         # Of a part that the script only reads nothing is said.
-        is_own_part = isinstance(value, Thing) and value.owner is thing and not value.fields
+        is_own_part = isinstance(value, ScriptObject) and value.owner is thing and not value.fields
         if name == _NAME or (is_own_part and not value.elements):
             continue
         _add(_NAMES.get(key, key), value, thing.lines.get(name, 0), settings)
@@ -277,18 +277,18 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
     match value:
         case Choice():
             _add_choice(key, value, line, settings)
-        case Unknown() | Thing(is_unknown=True):
+        case Unknown() | ScriptObject(is_unknown=True):
             settings.entries[key] = Entry(f"$({value.text})", line)
             if key == "data":
                 # Data from elsewhere have a batch size that is not the recipe's.
                 for name in ("global_batch_size", "micro_batch_size", "seq_length"):
                     settings.entries[f"data.{name}"] = Entry(f"$({value.text})", line)
-        case Thing():
+        case ScriptObject():
             if key == "trainer.strategy" and class_of(value).startswith("FSDP"):
                 settings.entries["dist.use_torch_fsdp2"] = Entry(True, line)
             if key == "model":
                 for inner in value.positional:
-                    if isinstance(inner, Thing):
+                    if isinstance(inner, ScriptObject):
                         _flatten(inner, "model.config.", settings)
             for name, inner in _usual(key, value).items():
                 settings.entries[f"{key}.{name}"] = Entry(inner, line)
@@ -301,7 +301,7 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
             for part in value:
                 _add_callback(key, part, settings)
             plain = [part.path if isinstance(part, Symbol) else part for part in value]
-            settings.entries[key] = Entry([part for part in plain if not isinstance(part, Thing)], line)
+            settings.entries[key] = Entry([part for part in plain if not isinstance(part, ScriptObject)], line)
         case int() | float() | str() | bool() | dict() | None:
             settings.entries[key] = Entry(value, line)
         case _:
@@ -310,7 +310,11 @@ def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
 
 def _add_callback(key: str, value: Any, settings: _Settings) -> None:
     """NeMo's callback of overlapped communication holds the settings that Megatron-Bridge has in `comm_overlap`."""
-    if key == "trainer.callbacks" and isinstance(value, Thing) and class_of(value) == "MegatronCommOverlapCallback":
+    if (
+        key == "trainer.callbacks"
+        and isinstance(value, ScriptObject)
+        and class_of(value) == "MegatronCommOverlapCallback"
+    ):
         _flatten(value, "comm_overlap.", settings)
 
 
@@ -337,7 +341,7 @@ _DATA_MODULES: Final = {"seq_length": 2048, "micro_batch_size": 4, "global_batch
 _HAS_THESE: Final = re.compile(r"^(Mock|PreTraining|FineTuning|Squad|Dolly|Alpaca)DataModule$")
 
 
-def _usual(key: str, thing: Thing) -> dict[str, Any]:
+def _usual(key: str, thing: ScriptObject) -> dict[str, Any]:
     """Defaults of a part that a script puts in the place of the recipe's."""
     name = class_of(thing)
     if key == "data" and _HAS_THESE.match(name):
@@ -354,15 +358,17 @@ def _usual(key: str, thing: Thing) -> dict[str, Any]:
 def _precision(value: Any) -> Any:
     """A precision by the function that makes it: `bf16_with_fp8_mixed()`, or a function of one word that names it."""
     if isinstance(value, (list, tuple)):
-        plugins = [part for part in value if isinstance(part, Thing) and re.search(r"recision|mixed", class_of(part))]
+        plugins = [
+            part for part in value if isinstance(part, ScriptObject) and re.search(r"recision|mixed", class_of(part))
+        ]
         return _precision(plugins[0]) if plugins else value
-    if not isinstance(value, Thing) or not value.maker or ("recision" in class_of(value) and value.fields):
+    if not isinstance(value, ScriptObject) or not value.maker or ("recision" in class_of(value) and value.fields):
         return value
     words = [word for word in value.positional if isinstance(word, str)]
     name = next((word for word in (*words, class_of(value)) if precision_of(word)), None)
     if name is None:
         return Unknown(value.text)
-    twin = Thing("", fields=dict(value.fields), lines=dict(value.lines), line=value.line)
+    twin = ScriptObject("", fields=dict(value.fields), lines=dict(value.lines), line=value.line)
     twin.fields["precision"] = name
     return twin
 
@@ -382,7 +388,7 @@ def _overrides(followed: Followed, arguments: Sequence[str]) -> dict[str, Entry]
 def _devices_of_executor(followed: Followed) -> int | None:
     """Devices of the job that NeMo-Run's executor asks for; None if there is none."""
     for call in followed.calls:
-        if isinstance(call.made, Thing) and call.path.endswith(("SlurmExecutor", "LocalExecutor")):
+        if isinstance(call.made, ScriptObject) and call.path.endswith(("SlurmExecutor", "LocalExecutor")):
             nodes = call.made.fields.get("nodes", 1)
             each = call.made.fields.get("ntasks_per_node", call.made.fields.get("gpus_per_node"))
             if isinstance(nodes, int) and isinstance(each, int):
@@ -440,12 +446,12 @@ def _handed_over(recipe: _Recipe, followed: Followed) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _all_parts(thing: Thing, seen: set[int] | None = None) -> Iterator[Thing]:
+def _all_parts(thing: ScriptObject, seen: set[int] | None = None) -> Iterator[ScriptObject]:
     seen = set() if seen is None else seen
     if id(thing) in seen:
         return
     seen.add(id(thing))
     yield thing
     for value in thing.fields.values():
-        if isinstance(value, Thing) and not value.maker:
+        if isinstance(value, ScriptObject) and not value.maker:
             yield from _all_parts(value, seen)

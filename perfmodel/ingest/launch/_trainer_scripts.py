@@ -18,7 +18,7 @@ from perfmodel.ingest.launch._finetuning_files import with_named_files
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._harm import SUBJECTS, Harm, harm_of, is_harmless
 from perfmodel.ingest.launch._python_calls import Call
-from perfmodel.ingest.launch._python_values import MISSING, PLAIN, Choice, Symbol, Thing, Unknown
+from perfmodel.ingest.launch._python_values import MISSING, PLAIN, Choice, ScriptObject, Symbol, Unknown
 from perfmodel.ingest.launch._trainer import ACCUMULATION, MICRO, PROGRAM, TRAINER
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 from perfmodel.spec import Model
@@ -100,7 +100,7 @@ def trainer_script(
 
 def _arguments_made(followed: Followed) -> Call | None:
     """The call that makes the Trainer's arguments: those that a Trainer gets, if there are several."""
-    made = [call for call in followed.calls if isinstance(call.made, Thing) and _ARGUMENTS.search(call.path)]
+    made = [call for call in followed.calls if isinstance(call.made, ScriptObject) and _ARGUMENTS.search(call.path)]
     for call in followed.calls:
         if call.path.endswith("Trainer"):
             given = [arguments for arguments in made if any(thing is arguments.made for thing in call.things)]
@@ -136,7 +136,7 @@ def _flat(fields: Mapping[str, Any], lines: Mapping[str, int], prefix: str) -> I
         if isinstance(value, dict) and value:
             inner_fields = {str(key): inner for key, inner in value.items()}
             yield from _flat(inner_fields, {}, f"{prefix}{name}.")
-        elif isinstance(value, Thing):
+        elif isinstance(value, ScriptObject):
             yield f"{prefix}{name}", Unknown(value.text), line
         else:
             yield f"{prefix}{name}", value, line
@@ -161,7 +161,7 @@ def _length(followed: Followed, entries: Mapping[str, Entry], name: str) -> dict
     if any(key in entries and entries[key].value is not None for key in _LENGTHS):
         return {}
     for call in followed.calls:
-        if not isinstance(call.made, Thing):
+        if not isinstance(call.made, ScriptObject):
             continue
         fields = call.made.fields
         is_tokenizer = "max_length" in fields and ("truncation" in fields or "padding" in fields)
@@ -175,7 +175,7 @@ def _model(followed: Followed, place: str) -> tuple[dict[str, Entry], Model | No
     """Settings of the model that is trained, and the model if the script builds it of a configuration."""
     for call in followed.calls:
         made = call.made
-        if not isinstance(made, Thing) or "okenizer" in call.path or "rocessor" in call.path:
+        if not isinstance(made, ScriptObject) or "okenizer" in call.path or "rocessor" in call.path:
             continue
         if call.path.endswith("Model.from_pretrained") or re.search(
             r"Model\w*\.from_pretrained$|LM\.from_pretr", call.path
@@ -193,14 +193,14 @@ def _model(followed: Followed, place: str) -> tuple[dict[str, Entry], Model | No
 _NAMES: Final = ("pretrained_model_name_or_path", "model_name", "model_id")
 
 
-def _loaded(call: Call, made: Thing) -> dict[str, Entry]:
+def _loaded(call: Call, made: ScriptObject) -> dict[str, Entry]:
     """Settings of a model that is loaded from a hub or a folder."""
     name = next((made.fields[key] for key in _NAMES if key in made.fields), (made.positional or [MISSING])[0])
     entries: dict[str, Entry] = {}
     if name is not MISSING:
         entries["model_name_or_path"] = Entry(_plain(name), call.line)
     quantized = made.fields.get("quantization_config")
-    stated = {**made.fields, **(quantized.fields if isinstance(quantized, Thing) else {})}
+    stated = {**made.fields, **(quantized.fields if isinstance(quantized, ScriptObject) else {})}
     for key in ("torch_dtype", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit"):
         value = _plain(stated.get(key))
         if value is not None and not (isinstance(value, str) and value.startswith("$")):
@@ -208,13 +208,13 @@ def _loaded(call: Call, made: Thing) -> dict[str, Entry]:
     return entries
 
 
-def _configurations(made: Thing) -> Iterator[Thing]:
+def _configurations(made: ScriptObject) -> Iterator[ScriptObject]:
     for value in (made.fields.get("config"), *made.positional):
-        if isinstance(value, Thing) and value.maker.endswith("Config"):
+        if isinstance(value, ScriptObject) and value.maker.endswith("Config"):
             yield value
 
 
-def _built(configuration: Thing, place: str) -> tuple[dict[str, Entry], Model | None, list[str]]:
+def _built(configuration: ScriptObject, place: str) -> tuple[dict[str, Entry], Model | None, list[str]]:
     """The model of a configuration in the script, `LlamaConfig(hidden_size=...)`."""
     plain = configuration.maker.rpartition(".")[2].removesuffix("Config")
     family = next((name for name in (*FAMILIES, *RELATIVES) if name.replace("_", "") == plain.lower()), "")
@@ -232,8 +232,8 @@ def _adapters(followed: Followed) -> dict[str, Entry]:
     """LoRA by peft's `LoraConfig`, or by the arguments of unsloth's `get_peft_model`."""
     for call in followed.calls:
         made = call.made
-        is_unsloth = call.path.endswith("get_peft_model") and isinstance(made, Thing) and "r" in made.fields
-        if not isinstance(made, Thing) or not (call.path.endswith("LoraConfig") or is_unsloth):
+        is_unsloth = call.path.endswith("get_peft_model") and isinstance(made, ScriptObject) and "r" in made.fields
+        if not isinstance(made, ScriptObject) or not (call.path.endswith("LoraConfig") or is_unsloth):
             continue
         entries = {"use_peft": Entry(True, call.line), "lora_r": Entry(_plain(made.fields.get("r", 8)), call.line)}
         for key, name in (("target_modules", "lora_target_modules"), ("lora_dropout", "lora_dropout")):

@@ -22,8 +22,8 @@ from perfmodel.ingest.launch._python_values import (
     Class,
     Function,
     Scope,
+    ScriptObject,
     Symbol,
-    Thing,
     Unknown,
     elements_of,
     expression_text,
@@ -421,10 +421,10 @@ class _Follower(Calls):
                 value = self._module_value(full_name) or Symbol(full_name.lstrip("."))
             self.write(scope.names, alias.asname or alias.name, value)
 
-    def _module_value(self, name: str) -> Thing | None:
+    def _module_value(self, name: str) -> ScriptObject | None:
         """A module of the script's own as an object with its names; None for those from outside."""
         scope = self._module(name)
-        return None if scope is None else Thing("module", fields=scope.names)
+        return None if scope is None else ScriptObject("module", fields=scope.names)
 
     def _module(self, name: str) -> Scope | None:
         """Names of a module of the script's own; None for those from outside."""
@@ -484,10 +484,10 @@ def _within_loop(ended: Exit | None) -> Exit | None:
     return None if ended is not None and ended.kind in ("break", "continue") else ended
 
 
-def _owners(value: Any) -> list[Thing]:
+def _owners(value: Any) -> list[ScriptObject]:
     """Objects whose attribute an assignment may set: several, if it depends on an undecided condition."""
     possible = value.values if isinstance(value, Choice) else (value,)
-    return [owner for owner in possible if isinstance(owner, Thing)]
+    return [owner for owner in possible if isinstance(owner, ScriptObject)]
 
 
 shorten_reprs(__name__)

@@ -34,9 +34,9 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
     instructions = []
     for instruction in function.instructions:
         if instruction.attribute("replicas") is None:
-            instructions += [_by_itself(instruction, rank) for rank in range(ranks)]
+            instructions += [_on_rank(instruction, rank) for rank in range(ranks)]
         else:
-            instructions.append(_together(instruction, ranks))
+            instructions.append(_collective_of_ranks(instruction, ranks))
     outputs = []
     for name in function.outputs:
         outputs += [_name_on_rank(name, rank) for rank in range(ranks)]
@@ -52,7 +52,8 @@ def _name_on_rank(name: str, rank: int) -> str:
     return f"{name}.t{rank}"
 
 
-def _by_itself(instruction: Instruction, rank: int) -> Instruction:
+def _on_rank(instruction: Instruction, rank: int) -> Instruction:
+    """The instruction as one rank runs it."""
     values = dict(instruction.attributes)
     # An instruction without operands needs an explicit device.
     if "device" in values:
@@ -65,7 +66,8 @@ def _by_itself(instruction: Instruction, rank: int) -> Instruction:
     )
 
 
-def _together(instruction: Instruction, ranks: int) -> Instruction:
+def _collective_of_ranks(instruction: Instruction, ranks: int) -> Instruction:
+    """One collective of all ranks in place of the one that stands for them."""
     values = dict(instruction.attributes)
     if values.pop("replicas") != (ranks, 1):
         raise LayoutError(f"{instruction.op} %{instruction.outputs[0]}: is not one of all {ranks} ranks")

@@ -383,4 +383,4 @@ def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
                     "why": str(error).removeprefix(f"{form.name} cannot run {layout.label}: "),
                 }
             )
-    return sorted(files, key=lambda one: "why" in one)
+    return sorted(files, key=lambda file: "why" in file)

@@ -248,7 +248,8 @@ def _certificate(question: Question, score: Score, evaluated: Evaluated, ranked:
     unseen[evaluated.number] = unseen[evaluated.dominated] = False
     open_bounds = np.zeros(0) if evaluated.complete else score.bound[unseen & np.isfinite(score.bound)]
     bound, bound_s = open_bounds, score.candidates.bound_s[unseen]
-    if question.step_problem.kinds:  # those evaluated too have orders of the kinds and cuts that were not
+    if question.step_problem.kinds:
+        # An evaluated layout may be faster with another order of the kinds of nodes, or another cut.
         bound, bound_s = score.bound, score.candidates.bound_s
     best_value = ranked.value[0] if ranked.predictions else np.inf
     return _Certificate(
@@ -286,7 +287,7 @@ def _recommendation(goal: Goal, prediction: Prediction | None, min_fit: float) -
     """The layout to try first, with its objective as shown."""
     value = float("nan")
     if prediction is not None:
-        value = goal.objective.display_value(float(goal.value(goal.of([prediction]))[0]))
+        value = goal.objective.display_value(float(goal.value(goal.quantities_of([prediction]))[0]))
     return Recommendation(prediction=prediction, value=value, min_fit=min_fit)
 
 

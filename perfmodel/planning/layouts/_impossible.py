@@ -93,7 +93,7 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
     if "global_batch" in named:
         global_batch = question.problem.job.global_batch
         for n in _around(global_batch, global_batch + NEAR):
-            if _possible(_with_other_devices(question, question.of(global_batch=n))):
+            if _possible(_with_other_devices(question, question.with_problem(global_batch=n))):
                 changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
                 break
     return Impossible(str(error), tuple(changes))
@@ -290,7 +290,7 @@ def _with_other_devices(question: Question, target: Question) -> Question:
 
 
 def _on_devices(question: Question, devices: int) -> Question:
-    return _with_other_devices(question, question.of(devices=devices))
+    return _with_other_devices(question, question.with_problem(devices=devices))
 
 
 def _around(n: int, largest: int) -> Iterator[int]:

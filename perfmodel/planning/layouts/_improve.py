@@ -87,7 +87,7 @@ class Ranking:
 
 def ranking(goal: Goal, predictions: Sequence[Prediction], bounds_s: Sequence[float]) -> Ranking:
     """Rank the layouts that satisfy the goal's constraints."""
-    value = goal.value(goal.of(predictions)) if predictions else np.zeros(0)
+    value = goal.value(goal.quantities_of(predictions)) if predictions else np.zeros(0)
     ranked = Ranking(tuple(predictions), value, np.array(bounds_s, np.float64))
     return ranked.at(np.flatnonzero(np.isfinite(value))).in_order()
 
@@ -172,7 +172,7 @@ def improve(
     if method == "enumerate":
         return Improved("enumerate", enumerated)
 
-    best_value = float(goal.value(goal.of(layouts[:1]))[0]) if layouts else np.inf
+    best_value = float(goal.value(goal.quantities_of(layouts[:1]))[0]) if layouts else np.inf
     bases = _bases([*(p.layout for p in layouts), *pool])
     promising = [(0.0, layout) for layout in bases]
     if layouts:
@@ -195,7 +195,7 @@ def improve(
         except LayoutError:
             continue  # nothing fits, or nothing to relax
         improvements.append(improvement)
-        best_value = min(best_value, float(goal.value(goal.of([improvement.result.prediction]))[0]))
+        best_value = min(best_value, float(goal.value(goal.quantities_of([improvement.result.prediction]))[0]))
     if not improvements:
         nothing = "none of the best layouts would gain from uneven pipeline stages"
         return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all divisions shows")
@@ -321,4 +321,4 @@ def _value_at(goal: Goal, similar: Prediction, layout: Layout, step_s: float) ->
     # the value at the bound.
     free = replace(goal, constraints=())
     at_bound = replace(similar, layout=layout, devices=layout.devices, step_time_s=step_s)
-    return float(free.value(free.of([at_bound]))[0])
+    return float(free.value(free.quantities_of([at_bound]))[0])

@@ -150,7 +150,7 @@ class Goal:
             lambda: Interval.exactly(busy_s(self.step_problem, candidates.layouts(numbers))),
         )
 
-    def of(self, predictions: Sequence[Prediction], step_s: Interval | None = None) -> Quantity:
+    def quantities_of(self, predictions: Sequence[Prediction], step_s: Interval | None = None) -> Quantity:
         """Quantities of predicted layouts, optionally with other step times (busy time scales along)."""
 
         def column(name: str) -> np.ndarray:
@@ -190,7 +190,7 @@ class Goal:
             names.add("energy_j")
         if tariff.tokens is not None:
             names.add("train_time_s")
-        quantity = self.of([prediction])
+        quantity = self.quantities_of([prediction])
         return {name: float(np.ravel(quantity(name).lo)[0]) for name in sorted(names)}
 
 

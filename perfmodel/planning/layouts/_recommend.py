@@ -64,7 +64,7 @@ def recommend(
         report("look for a layout that is sure to fit", 0, 0)
         safe += _best_safe(question, goal, options, candidates, known, executor)
     if safe:
-        values = goal.value(goal.of(safe))
+        values = goal.value(goal.quantities_of(safe))
         return safe[int(np.argmin(values))]
     return _likeliest(question, goal, options, candidates if complete else None, ranked)
 

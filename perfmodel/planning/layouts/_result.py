@@ -271,7 +271,7 @@ class SearchResult:
                 "quantities": quantities,
             }
             if self.robustness:
-                row |= self.robustness.of(place)
+                row |= self.robustness.figures_of(place)
             layouts.append(row)
         return {
             "evaluated": self.evaluated,

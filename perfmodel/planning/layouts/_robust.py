@@ -74,7 +74,7 @@ class Robustness:
             self.upper[chosen],
         )
 
-    def of(self, place: int) -> dict[str, float | int | bool]:
+    def figures_of(self, place: int) -> dict[str, float | int | bool]:
         """The figures of one layout, for JSON."""
         ranks = self.ranks
         return {
@@ -179,5 +179,5 @@ def _values(
     step_s: Float[np.ndarray, "draws layouts"],
 ) -> Float[np.ndarray, "draws layouts"]:
     """The objective of layouts with other step times; whether constraints hold is judged by the predictions."""
-    formula = goal.objective.formula(goal.of(predictions, Interval.exactly(step_s)))
+    formula = goal.objective.formula(goal.quantities_of(predictions, Interval.exactly(step_s)))
     return np.broadcast_to(formula.lo, step_s.shape)

@@ -83,7 +83,7 @@ class Question:
             return layout
         return layout.replace(partition=partition_by_cost(self.problem.model, layout.pp))
 
-    def of(self, **changes: Any) -> "Question":
+    def with_problem(self, **changes: Any) -> "Question":
         """The question with some fields of its problem changed, as in `Problem.replace`."""
         return replace(self, problem=self.problem.replace(**changes))
 
@@ -109,7 +109,7 @@ class Question:
             device = replace(cluster.device, memory_bytes=n_bytes)
             return replace(cluster, device=device, kinds=tuple(map(holding, cluster.kinds)))
 
-        return self.of(cluster=holding(self.problem.cluster))
+        return self.with_problem(cluster=holding(self.problem.cluster))
 
 
 def ask(

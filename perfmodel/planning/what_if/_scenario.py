@@ -67,7 +67,7 @@ class Setting:
     how: Literal["times", "to"]
     value: float
 
-    def of(self, before: float) -> float:
+    def applied_to(self, before: float) -> float:
         """Return the parameter's new value."""
         return before * self.value if self.how == "times" else self.value
 
@@ -151,7 +151,7 @@ class Scenario:
         return self.and_also(replace(earlier, value=earlier.value * factor))
 
     def _of(self, name: str, before: float) -> float:
-        return next((s.of(before) for s in self.settings if s.name == name), before)
+        return next((s.applied_to(before) for s in self.settings if s.name == name), before)
 
     def device(self, device: Device) -> Device:
         """The device in this scenario."""

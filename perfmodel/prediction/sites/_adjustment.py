@@ -78,7 +78,7 @@ class Adjustment:
     """Runs that the parameters were fitted to; None before any run."""
 
     @cached_property
-    def of(self) -> dict[str, float]:
+    def value_of(self) -> dict[str, float]:
         """Value of each parameter."""
         return dict.fromkeys(PARAMETERS, 0.0) | dict(self.values)
 
@@ -89,7 +89,7 @@ class Adjustment:
 
     def moved(self, name: str, step: float) -> "Adjustment":
         """The adjustment with one parameter changed."""
-        return replace(self, values=tuple((self.of | {name: self.of[name] + step}).items()))
+        return replace(self, values=tuple((self.value_of | {name: self.value_of[name] + step}).items()))
 
     def at(self, names: Sequence[str], values: Iterable[float]) -> "Adjustment":
         """The adjustment with other values."""
@@ -120,7 +120,7 @@ class Adjustment:
             certain_s: seconds that no factor scales; 0 for collectives.
         """
         # Hockney's model (1994): latency and the rest of an event's time are scaled separately.
-        factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
+        factor = {name: float(np.exp(self.value_of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
         parameters = [factors_of(op) for op in ops]
         latency_factor = np.array([factor[latency] for latency, _ in parameters])
         throughput_factor = np.array([factor[throughput] for _, throughput in parameters])
@@ -139,8 +139,8 @@ class Adjustment:
 
     def framework(self, framework: Framework) -> Framework:
         """The framework with host costs and losses adjusted."""
-        scaled = {name: framework.value(name) * float(np.exp(self.of[name])) for name in HOST_FACTORS}
-        added = {name: framework.value(name) + self.of[name] for name in (*LOSSES, SKEW)}
+        scaled = {name: framework.value(name) * float(np.exp(self.value_of[name])) for name in HOST_FACTORS}
+        added = {name: framework.value(name) + self.value_of[name] for name in (*LOSSES, SKEW)}
         return framework.replace(**scaled, **added)
 
     def to_dict(self) -> dict[str, Any]:

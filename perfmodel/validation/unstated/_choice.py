@@ -75,17 +75,18 @@ class OpenChoice(ABC):
 
     def weighted(self, case: Case, features: RunFeatures, priors: ChoicePriors) -> list[tuple[Variant, float]]:
         """Possible values with prior probabilities; empty if the run states the choice."""
-        # Several variants may be counted as one value in published runs. The value's probability
-        # is shared out among them by `share`.
         if self.stated(case) or not self.matters(case):
             return []
         variants = self.variants(case)
         if len(variants) == 1:
             return [(variants[0], 1.0)]
+
+        # Several variants may be counted as one value in published runs. The value's probability
+        # is divided among them by `share`.
         values = tuple(dict.fromkeys(variant.counted_as or variant.value for variant in variants))
-        chances = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
-        chance = dict(zip(values, chances.tolist(), strict=True))
-        return [(variant, variant.share * chance[variant.counted_as or variant.value]) for variant in variants]
+        probabilities = priors.probabilities(self.name, features.contexts(self.chain), values, self.usual(case))
+        probability_of = dict(zip(values, probabilities.tolist(), strict=True))
+        return [(variant, variant.share * probability_of[variant.counted_as or variant.value]) for variant in variants]
 
     def usual(self, case: Case) -> str | None:
         """Return the framework's default value."""

@@ -89,8 +89,8 @@ def test_layouts_that_cannot_be_told_apart_share_a_rank():
     better[np.tril_indices(5, -1)] = 1 - better.T[np.tril_indices(5, -1)]
     sure = Robustness(better, np.full(5, 0.2), np.zeros(5), np.ones(5))
     assert sure.ranks == [1, 1, 3, 3, 5]  # the last is told from the third, though not from the fourth
-    assert [sure.of(place)["tied"] for place in range(5)] == [True, True, True, True, False]
-    assert sure.of(1)["probability_first_better"] == 0.53
+    assert [sure.figures_of(place)["tied"] for place in range(5)] == [True, True, True, True, False]
+    assert sure.figures_of(1)["probability_first_better"] == 0.53
 
 
 def test_draws_are_of_the_joint_distribution():
