@@ -247,7 +247,9 @@ def _layout(data: Mapping[str, Any], place: str) -> str:
     """The layout in its notation, with its keys checked."""
     notation = data.get("layout", "")
     if isinstance(notation, dict):
-        notation = ",".join(f"{key}={written(tuple(v) if isinstance(v, list) else v)}" for key, v in notation.items())
+        # TOML has lists where a layout has tuples.
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in notation.items()}
+        notation = ",".join(f"{key}={written(value)}" for key, value in values.items())
     if not isinstance(notation, str):
         raise PerfModelError(f"{place}: layout must be a table, or text like 'tp=8,pp=4', got {notation!r}")
     # The framework fills in the rest later: of a part of a layout only keys and values can be wrong.

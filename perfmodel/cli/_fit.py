@@ -401,7 +401,10 @@ def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
     # Losses are amounts from 0 on, all others log factors around 0.
     amount = p["name"] in LOSSES
     edge = GAUSS_90 * p["prior_sd"]
-    word = (lambda x: f"{x:.2g}") if amount else (lambda x: f"{expm1(x):+.0%}")
+
+    def word(value: float) -> str:
+        return f"{value:.2g}" if amount else f"{expm1(value):+.0%}"
+
     value = f"{p['value']:.3g}" if amount else f"{expm1(p['value']):+.1%}"
     return (
         p["name"],

@@ -223,10 +223,10 @@ class KernelModel:
         index = np.flatnonzero(slowed & ~backward)
         if not len(index):
             return
-        as_they_are = request.take(index)
-        as_whole = replace(as_they_are, queries=tuple(whole(q) if is_slowed(q) else q for q in as_they_are.queries))
-        whole_s = np.exp(self._predict(as_whole).log_time)
-        longer_s = np.exp(as_they_are.log_of(least_of_rows)) - np.exp(as_whole.log_of(least_of_rows))
+        on_part = request.take(index)
+        on_whole_die = replace(on_part, queries=tuple(whole(q) if is_slowed(q) else q for q in on_part.queries))
+        whole_s = np.exp(self._predict(on_whole_die).log_time)
+        longer_s = np.exp(on_part.log_of(least_of_rows)) - np.exp(on_whole_die.log_of(least_of_rows))
         answers.move(index, np.minimum(np.log(whole_s + longer_s) - answers.log_time[index], 0.0))
 
     def _predict_products(self, request: PriceQuery) -> Prediction:

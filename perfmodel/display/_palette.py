@@ -114,8 +114,13 @@ def ramp(n: int) -> list[str]:
     knots = ("#00204C", "#31446B", "#666970", "#958F78", "#CBBA69")
 
     # Interpolate linearly between the nearest two knots.
-    places = [i / max(1, n - 1) * (len(knots) - 1) for i in range(n)]
-    return [_blended(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in places]
+    last = len(knots) - 1
+    colours = []
+    for i in range(n):
+        place = i / max(1, n - 1) * last
+        knot = int(place)
+        colours.append(_blended(knots[knot], knots[min(knot + 1, last)], place % 1))
+    return colours
 
 
 def _blended(first: str, second: str, share: float) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -135,7 +136,11 @@ def compare_schedules(
             compared.append(Compared(name, prediction))
         except LayoutError as error:
             compared.append(Compared(name, None, str(error)))
-    return Comparison(sorted(compared, key=lambda c: c.prediction.step_time_s if c.prediction else float("inf")))
+
+    def step_s(schedule: Compared) -> float:
+        return schedule.prediction.step_time_s if schedule.prediction else inf
+
+    return Comparison(sorted(compared, key=step_s))
 
 
 def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, ChimeraModel]:

@@ -132,7 +132,9 @@ class Placement:
         size = self.size
         # From the first to the last member.
         reach = sum((n - 1) * stride for n, stride in self.axes) + 1
-        per_node = size if reach <= node else prod(max(1, min(n, node // stride)) for n, stride in self.axes)
+        per_node = size
+        if reach > node:
+            per_node = prod(max(1, min(n, node // stride)) for n, stride in self.axes)
         leaves_node = size > per_node
 
         # All groups of the dimension communicate at once: those whose ranks share a node share its links.

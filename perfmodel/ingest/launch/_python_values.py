@@ -364,18 +364,26 @@ _OF_COLLECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 """Functions of collections, whose elements may be unknown."""
 
 
+def _any_or_all(function: Callable[[list[bool]], bool], arguments: list[Any]) -> Any:
+    """The result of `any` or `all`; `MISSING` if an element has no known truth."""
+    elements = elements_of(arguments[0]) if arguments else None
+    if elements is None:
+        return MISSING
+    outcomes = [truth(value) for value in elements]
+    return MISSING if None in outcomes else function(outcomes)
+
+
 def called(name: str, arguments: list[Any], keywords: Mapping[str, Any]) -> Any:
     """The result of one of Python's own functions; `MISSING` for other functions, and where it is not known."""
     known = all(is_known(argument) for argument in (*arguments, *keywords.values()))
     if name in _OF_NUMBERS:
         return _guarded(_OF_NUMBERS[name], *arguments, **keywords) if known and not keywords else MISSING
     if name in ("any", "all"):
-        elements = elements_of(arguments[0]) if arguments else None
-        outcomes = [None] if elements is None else [truth(value) for value in elements]
-        return MISSING if None in outcomes else (any if name == "any" else all)(outcomes)
+        return _any_or_all(any if name == "any" else all, arguments)
     if name == "dict":
-        entries = dict(arguments[0]) if arguments and isinstance(arguments[0], dict) else {}
-        return MISSING if arguments and not isinstance(arguments[0], dict) else {**entries, **keywords}
+        if not arguments:
+            return dict(keywords)
+        return {**arguments[0], **keywords} if isinstance(arguments[0], dict) else MISSING
     if name not in _OF_COLLECTIONS or (name == "sorted" and (not known or keywords)):
         return MISSING
     if name == "range":

@@ -68,7 +68,8 @@ def _layout(settings: Mapping[str, Any]) -> Fields:
         shares = is_on(settings.get(_SEQUENCE, True))
         return fields | {"sequence_parallel": shares and fields.get("tp", 1) > 1}
     # FULL_SHARD, or FSDP2 that shards weights again after the forward pass.
-    on_host = all(is_on(settings.get(name)) for name in _OFFLOADS[:2]) or is_on(settings.get(_OFFLOADS[2]))
+    cpu_offload, offload_params, offload_policy = (is_on(settings.get(name)) for name in _OFFLOADS)
+    on_host = offload_policy or (cpu_offload and offload_params)
     fields = {"zero": 3} | fsdp_offload(3, on_host) | _degrees(settings)
     for name in _ULYSSES:
         if name in settings:

@@ -321,7 +321,8 @@ def _operator_calls(file: NsysFile) -> dict[int, list[OperatorCall]]:
             shapes: Any = ast.literal_eval(operator["sizes"])
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        op = TorchOp(operator["name"], tuple(tuple(s) if isinstance(s, list) else () for s in shapes), ())
+        operand_shapes = tuple(tuple(shape) if isinstance(shape, list) else () for shape in shapes)
+        op = TorchOp(operator["name"], operand_shapes, ())
         calls[row.get("globalTid") or 0].append(OperatorCall(row["start"], row["end"], op))
     for thread_calls in calls.values():
         thread_calls.sort(key=lambda call: (call.start_ns, -call.end_ns))

@@ -68,8 +68,11 @@ class Profile:
 
     def step_numbers(self) -> tuple[int, ...]:
         """Steps that every device took part in; [-1] for the whole profile if no step is marked."""
-        steps = [part.step for part in self.trace.steps()]
-        return tuple(int(step[0]) if (step == step[0]).all() else -1 for step in steps)
+        numbers = []
+        for part in self.trace.steps():
+            is_marked = (part.step == part.step[0]).all()
+            numbers.append(int(part.step[0]) if is_marked else -1)
+        return tuple(numbers)
 
     def step_s(self) -> np.ndarray:
         """Seconds from each step's start to the next one's start; for a single step to its end."""

@@ -81,8 +81,9 @@ def _event(instruction: Instruction, group: tuple[int, ...], function: Function,
         return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
     outputs = tuple(replace(types[name], device=0, value=None) for name in instruction.outputs)
     # Values are named by position, so that equal kernels of different layers compare equal.
-    named = tuple(f"x{i}" for i in range(len(inputs))), tuple(f"y{i}" for i in range(len(outputs)))
-    return Kernel(Instruction(instruction.op, *named, instruction.attributes), inputs, outputs)
+    input_names = tuple(f"x{i}" for i in range(len(inputs)))
+    output_names = tuple(f"y{i}" for i in range(len(outputs)))
+    return Kernel(Instruction(instruction.op, input_names, output_names, instruction.attributes), inputs, outputs)
 
 
 class EventSession(ProgramSession):

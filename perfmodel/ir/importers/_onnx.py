@@ -262,8 +262,13 @@ def _conv_shape(lhs: Array, rhs: Array, out: Array, a: Mapping[str, Any]) -> Con
     low = tuple(a.get("pads", (0,) * 2 * n_space))[:n_space]
     # "Same" padding follows from the sizes; half of it (rounded down) lies before the image.
     if a.get("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER"):
-        axes = zip(lhs.shape[2:], rhs.shape[2:], out.shape[2:], stride, dilation, strict=True)
-        low = tuple(max(0, (o - 1) * s + (k - 1) * d + 1 - n) // 2 for n, k, o, s, d in axes)
+        padding = []
+        for size, kernel, results, step, spread in zip(
+            lhs.shape[2:], rhs.shape[2:], out.shape[2:], stride, dilation, strict=True
+        ):
+            covered = (results - 1) * step + (kernel - 1) * spread + 1
+            padding.append(max(0, covered - size) // 2)
+        low = tuple(padding)
     return ConvShape(
         dtype=lhs.dtype,
         batch=lhs.shape[0],

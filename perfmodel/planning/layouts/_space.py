@@ -111,8 +111,10 @@ Space = SearchSpace | Callable[[Problem], SearchSpace]
 
 def _values(values: tuple[Any, ...]) -> str:
     """A few values in full, the ends of many."""
-    texts = ["-".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values]
-    texts = [word.lower() if word in ("True", "False", "None") else word for word in texts]
+    texts = []
+    for value in values:
+        text = "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        texts.append(text.lower() if text in ("True", "False", "None") else text)
     if len(texts) > MOST_SHOWN:
         return f"{texts[0]} {texts[1]} .. {texts[-1]} ({len(texts)})"
     return " ".join(texts)
@@ -136,7 +138,8 @@ def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpa
     # divisors of the layers are worth trying too.
     degrees = stages = divisors(devices)
     if fewer_devices:
-        degrees = tuple(sorted({*degrees, *(1 << i for i in range(devices.bit_length()))}))
+        powers_of_two = [2**i for i in range(devices.bit_length())]
+        degrees = tuple(sorted({*degrees, *powers_of_two}))
         stages = tuple(sorted({*degrees, *divisors(layers)}))
     tp = cp = (1,)
     if not isinstance(model, ConvNet):

@@ -210,8 +210,10 @@ def _descend(
 
     # Loss is relative to the mean makespan of the starts, so that penalty and learning rate suit
     # any problem.
-    scale = _over_starts(lambda *x: form.objective(at_start(*x)), free)(free, constants_of_start).mean()
-    none = jnp.zeros_like(_over_starts(lambda *x: form.excess(at_start(*x)), free)(free, constants_of_start))
+    objectives = _over_starts(lambda *start: form.objective(at_start(*start)), free)
+    scale = objectives(free, constants_of_start).mean()
+    excesses = _over_starts(lambda *start: form.excess(at_start(*start)), free)
+    none = jnp.zeros_like(excesses(free, constants_of_start))
 
     def loss(
         free: Values,
@@ -259,4 +261,9 @@ def _over_starts(function: Callable[..., Any], batch: Values) -> Callable[..., A
     batch."""
     if len(next(iter(batch.values()))) > 1:
         return jax.vmap(function)
-    return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))
+
+    def of_single_start(*arguments: Any) -> Any:
+        without_axis = jax.tree.map(lambda array: array[0], arguments)
+        return jax.tree.map(lambda array: array[None], function(*without_axis))
+
+    return of_single_start

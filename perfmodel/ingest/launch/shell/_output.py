@@ -99,7 +99,8 @@ def command_output(
     if head in ("readlink", "realpath") and operands:
         return operands[-1] + "\n"
     if head == "seq" and all(re.fullmatch(r"-?\d+", word) for word in operands) and 1 <= len(operands) <= 2:
-        first, last = (1, int(operands[0])) if len(operands) == 1 else (int(operands[0]), int(operands[1]))
+        numbers = [int(operand) for operand in operands]
+        first, last = (1, numbers[0]) if len(numbers) == 1 else numbers[:2]
         return "".join(f"{i}\n" for i in range(first, min(last, first + MOST_NODES) + 1))
     # Names of nodes are made up: scripts count them and take the first as master.
     is_list = head in ("cat", "sort", "uniq") and operands == ["${PBS_NODEFILE}"]
