@@ -222,11 +222,11 @@ def _fit(
             error=(),
             weight=tuple(observed.weight.tolist()),
             covariance=tuple(map(tuple, covariance_of(parameter_priors, site_prior).tolist())),
-            likeness=site_prior.likeness,
+            layout_kernel=site_prior.layout_kernel,
             noise=site_prior.noise,
             scatter=site_prior.scatter,
-            doubt=site_prior.doubt,
-            held=site_prior.held_given,
+            noise_inflation=site_prior.noise_inflation,
+            coverage_factor=site_prior.coverage_factor,
         ),
         np.array([prior.lowest for prior in parameter_priors]) - centre,
     )
@@ -259,8 +259,8 @@ def _fit(
 
 def _unexplained(runs: Sequence[Run], beyond: np.ndarray, site_prior: SitePrior) -> tuple[tuple[str, float], ...]:
     """Runs, by name, whose error beyond all parameters lies far outside a site's usual scatter, farthest first."""
-    likeness = site_prior.likeness
-    usual_sd = np.sqrt(likeness.near**2 + likeness.own**2 + site_prior.noise**2)
+    layout_kernel = site_prior.layout_kernel
+    usual_sd = np.sqrt(layout_kernel.amplitude**2 + layout_kernel.nugget**2 + site_prior.noise**2)
     unexplained = []
     for i in np.argsort(-np.abs(beyond)).tolist():
         if abs(beyond[i]) > _FAR_OFF * usual_sd:

@@ -70,7 +70,7 @@ def _add_measured(command: argparse.ArgumentParser) -> None:
 
 
 def _add_processes(command: argparse.ArgumentParser) -> None:
-    """Add the flags for processes that nobody launches; launchers set most of these in the environment."""
+    """Add the flags of one process among several; launchers set most of them in the environment."""
     nodes = command.add_argument_group(
         "several nodes",
         "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md",

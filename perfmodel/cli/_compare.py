@@ -196,7 +196,7 @@ def add_profile(command: argparse.ArgumentParser, required: bool = False) -> Non
 
 
 def _explain(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The report.
+    """Compare a profile with the prediction of the layout that ran.
 
     Raises:
         PerfModelError: files that cannot be read, or a layout that is not the one that ran.

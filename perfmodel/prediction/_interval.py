@@ -86,7 +86,7 @@ def _given_runs(
     points = np.array([layout_coordinates(problem.setting, layout)])
     signal = runs.joint(slopes, points, np.array([[*events.values()]]))[:, 0, 0]
     half_given_runs = half_width(signal + runs.noise_variance, runs.known.scales.weight)
-    half = float(widened(half_given_runs, runs.held, np.array(before)))
+    half = float(widened(half_given_runs, runs.coverage_factor, np.array(before)))
 
     # Independent combinations of parameters are the columns of a root of their covariance.
     values, vectors = np.linalg.eigh(runs.posterior)
@@ -180,8 +180,8 @@ def joint_of(
     """
     is_of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
     of_site, of_layouts = shared[:, is_of_site], shared[:, ~is_of_site]
-    scales, likeness = site_prior.scales, site_prior.likeness
-    within = of_layouts @ of_layouts.T + likeness.shared(points, points)
-    single = likeness.alone(points, points) + np.diag(noise_sd**2)
+    scales, layout_kernel = site_prior.scales, site_prior.layout_kernel
+    within = of_layouts @ of_layouts.T + layout_kernel.shared(points, points)
+    single = layout_kernel.alone(points, points) + np.diag(noise_sd**2)
     covariance = CovarianceTerms(of_site @ of_site.T, within, single).under(scales)
     return Joint(covariance, scales.weight, scales.single[:, None] * noise_sd**2)

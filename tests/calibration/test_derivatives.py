@@ -60,10 +60,10 @@ def test_adjusted_is_what_a_fresh_model_gives(problem) -> None:
 
 def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
     where = tuple(layout_coordinates(problem.setting, layout) for layout in LAYOUTS)
-    like = LayoutKernel(near=0.1, length=2.0, own=0.0)
+    like = LayoutKernel(amplitude=0.1, length_scale=2.0, nugget=0.0)
     near = FittedRuns(
         at=where, slopes=((),) * len(where), error=(-0.3,) * len(where), weight=(1.0,) * len(where), covariance=(),
-        likeness=like, noise=1e-3, scatter=(0.0, 0.0), doubt=1.0, held=1.0,
+        layout_kernel=like, noise=1e-3, scatter=(0.0, 0.0), noise_inflation=1.0, coverage_factor=1.0,
     )  # fmt: skip
     model = problem.adjusted(replace(HERE, runs=near))
     assert np.allclose(

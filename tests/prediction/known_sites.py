@@ -134,11 +134,11 @@ def _adjustment(problem: StepProblem, layout: Layout) -> Adjustment:
         error=(0.12, 0.09, 0.15),
         weight=(1.0, 2.0, 1.0),
         covariance=tuple(map(tuple, (0.02 * np.eye(len(names))).tolist())),
-        likeness=LayoutKernel(near=0.06, length=3.0, own=0.03),
+        layout_kernel=LayoutKernel(amplitude=0.06, length_scale=3.0, nugget=0.03),
         noise=0.02,
         scatter=(0.4, 0.9),
-        doubt=1.8,
-        held=1.3,
+        noise_inflation=1.8,
+        coverage_factor=1.3,
     )
     device = problem.cluster.device.name
     half_width = tuple((name, 0.05) for name in names)
@@ -160,11 +160,11 @@ def run_cases() -> Iterator[StoredCase]:
             error=tuple((0.3 + 0.1 * rng.normal(size=runs + traces)).tolist()),
             weight=tuple(rng.uniform(0.5, 2.0, runs + traces).tolist()),
             covariance=tuple(map(tuple, (root @ root.T).tolist())),
-            likeness=LayoutKernel(near=0.06, length=3.0, own=0.03),
+            layout_kernel=LayoutKernel(amplitude=0.06, length_scale=3.0, nugget=0.03),
             noise=0.02,
             scatter=(scatter, 1.5 * scatter),
-            doubt=1.8,
-            held=1.3,
+            noise_inflation=1.8,
+            coverage_factor=1.3,
         )
         fitted = FittedRuns.from_dict(fitted.to_dict())
         weight = fitted.known.scales.weight

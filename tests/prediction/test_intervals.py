@@ -55,13 +55,13 @@ PLAIN = SitePrior(
     covariance=np.diag(np.arange(1.0, len(CLASSES) + 1) ** 2) * 1e-4,
     degrees=np.array([0.3, 0.2, 0.1]),
     events=0.5,
-    likeness=LayoutKernel(near=0.04, length=2.0, own=0.03),
+    layout_kernel=LayoutKernel(amplitude=0.04, length_scale=2.0, nugget=0.03),
     noise=0.02,
     scatter=(0.0, 0.0),
     coverage=Coverage(),
     unknown={},
-    doubt=1.0,
-    held_given=1.0,
+    noise_inflation=1.0,
+    coverage_factor=1.0,
 )
 
 
@@ -229,10 +229,10 @@ def with_runs(problem: StepProblem, held: float) -> StepProblem:
         error=(0.05, 0.08),
         weight=(1.0, 1.0),
         covariance=((0.02, 0.01), (0.01, 0.03)),
-        likeness=LayoutKernel(near=0.05, length=2.0, own=0.02),
+        layout_kernel=LayoutKernel(amplitude=0.05, length_scale=2.0, nugget=0.02),
         noise=0.03,
         scatter=(0.3, 0.5),
-        doubt=1.0,
+        noise_inflation=1.0,
         held=held,
     )
     seen = (("gemm", SEEN_HALF_WIDTH),)
@@ -302,11 +302,11 @@ def test_shares_of_a_step_by_class_add_up_to_all_of_it() -> None:
 
 
 def test_layouts_near_one_another_are_alike_by_an_exponential_of_their_distance() -> None:
-    likeness = LayoutKernel(near=0.2, length=1.5, own=0.1)
+    layout_kernel = LayoutKernel(amplitude=0.2, length_scale=1.5, nugget=0.1)
     a, b = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
-    np.testing.assert_allclose(likeness.shared(a, b)[:, 0], 0.04 * np.exp([0.0, -5 / 1.5]))
-    np.testing.assert_allclose(likeness.alone(a, b)[:, 0], [0.01, 0.0])
-    np.testing.assert_allclose(likeness.shared(a, a), likeness.shared(a, a).T)
+    np.testing.assert_allclose(layout_kernel.shared(a, b)[:, 0], 0.04 * np.exp([0.0, -5 / 1.5]))
+    np.testing.assert_allclose(layout_kernel.alone(a, b)[:, 0], [0.01, 0.0])
+    np.testing.assert_allclose(layout_kernel.shared(a, a), layout_kernel.shared(a, a).T)
 
 
 def test_coordinates_are_doublings_of_degrees_sequence_and_parameters() -> None:
@@ -330,7 +330,7 @@ def test_what_sites_share_cancels_between_layouts_and_their_own_does_not() -> No
     names = ["site: products", "events: gemm"]
     shared, own = np.array([[0.1, 0.05], [0.1, 0.05]]), np.array([0.02, 0.02])
     same, far = np.zeros((2, 8)), np.array([[0.0] * 8, [100.0] * 8])
-    site_prior = replace(PLAIN, likeness=LayoutKernel(near=0.04, length=2.0, own=0.0))
+    site_prior = replace(PLAIN, layout_kernel=LayoutKernel(amplitude=0.04, length_scale=2.0, nugget=0.0))
     for where, left in ((same, 2 * 0.02**2), (far, 2 * 0.02**2 + 2 * 0.04**2)):
         joint = joint_of(site_prior, names, shared, own, where)
         (covariance,) = joint.covariance
@@ -441,7 +441,7 @@ def test_physics_that_is_certain_of_all_but_events_has_no_other_width() -> None:
     neutral = NEUTRAL.site_prior(MEGATRON, catalog.device("H100-SXM5-80GB"))
     assert neutral.half_width(dict.fromkeys(CLASSES, 0.1)) == pytest.approx(0.0, abs=1e-5)
     assert neutral.half_width({}, 0.01) == pytest.approx(GAUSS_90 * 0.1)
-    assert (neutral.events, neutral.held_given, neutral.doubt) == (1.0, 1.0, 1.0)
+    assert (neutral.events, neutral.coverage_factor, neutral.noise_inflation) == (1.0, 1.0, 1.0)
     assert neutral.coverage == Coverage()
     assert neutral.degrees.tolist() == [0.0] * len(DEGREES)
 

@@ -27,7 +27,7 @@ UPDATE = importlib.import_module("perfmodel.prediction.sites.known_runs")
 """The module, whose name its function has too."""
 
 NOISE = 0.02
-LIKENESS = LayoutKernel(near=0.05, length=2.0, own=0.02)
+LAYOUT_KERNEL = LayoutKernel(amplitude=0.05, length_scale=2.0, nugget=0.02)
 ALIKE = scales((0.0, 0.0))
 UNKNOWN = scales((0.5, 1.2))
 
@@ -42,7 +42,7 @@ def fitted(errors: list[float], at: list[float], scatter: tuple[float, float]) -
     n = len(errors)
     return FittedRuns(
         at=tuple((x,) for x in at), slopes=((0.5,),) * n, error=tuple(errors), weight=(1.0,) * n, covariance=((0.04,),),
-        likeness=LIKENESS, noise=NOISE, scatter=scatter, doubt=1.0, held=1.0,
+        layout_kernel=LAYOUT_KERNEL, noise=NOISE, scatter=scatter, noise_inflation=1.0, coverage_factor=1.0,
     )  # fmt: skip
 
 
@@ -112,7 +112,9 @@ def test_parameters_and_offsets_are_parts_of_one_update(scatter):
     where, slopes = np.array([[0.5]]), np.array([[0.5]])
     points = np.array(runs.at)
     of_parameter = np.full((3, 1), 0.25 * 0.04)
-    across = CovarianceTerms(of_parameter, LIKENESS.shared(points, where), LIKENESS.alone(points, where), overall=1.0)
+    across = CovarianceTerms(
+        of_parameter, LAYOUT_KERNEL.shared(points, where), LAYOUT_KERNEL.alone(points, where), overall=1.0
+    )
     whole = runs.known.scales.weight @ runs.known.shift(across)
     assert slopes[0] @ runs.values + runs.mean(where)[0] == pytest.approx(whole.item(), rel=1e-6)
     beyond = np.array([[0.03]])
@@ -133,7 +135,7 @@ def test_traces_tell_of_parameters_and_not_of_layouts():
 @pytest.mark.parametrize("of", [(0.0, 0.0), (0.5, 1.2)])
 def test_runs_that_are_doubted_say_less_and_no_run_to_come_is_noisier(of):
     sure = fitted([0.1, 0.08], [0.0, 1.0], of)
-    doubted = replace(sure, doubt=8.0)
+    doubted = replace(sure, noise_inflation=8.0)
     assert 0.3 * sure.values[0] < doubted.values[0] < 0.99 * sure.values[0]
     assert doubted.posterior[0, 0] > 1.01 * sure.posterior[0, 0]
     assert (doubted.noise_variance @ doubted.known.scales.weight) < 1.5 * (

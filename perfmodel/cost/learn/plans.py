@@ -121,14 +121,14 @@ def make_plan(
     A backward of attention that was not timed on the device is derived from its forward before step 1
     (`_by_own_forward`).
 
-    Args:
-        direct: whether the device's own stack may answer, if it has the kind.
-
     A source without measurements is ignored. A software named together with its source selects both.
 
     Devices of one die share their kernels: the answer for each starts from the device with the most measurements
     (`Term.home`) and is adjusted to the figures of the requested one. If several were measured, their mean is used,
     unless the request names the source of one of them or the user measured it.
+
+    Args:
+        direct: whether the device's own stack may answer, if it has the kind.
     """
     known_source, known_software = _known_names(stacks, source, software)
     request = KernelRequest(stacks, figures, kind, known_source, known_software)

@@ -123,7 +123,7 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Measurem
     mean = np.log([p.step_time_s for p in predictions])
     joint = joint_errors(problem, predictions)
     site_prior = problem.site_prior
-    noise_sd = np.sqrt(site_prior.doubt * joint.noise)
+    noise_sd = np.sqrt(site_prior.noise_inflation * joint.noise)
     signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)

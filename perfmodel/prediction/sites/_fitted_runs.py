@@ -40,23 +40,23 @@ class FittedRuns:
     """Weight of every observation: the variance of its noise is that of one run divided by the weight."""
     covariance: Rows
     """Covariance of the parameters, before the runs."""
-    likeness: LayoutKernel
-    """Covariance of layouts beyond the factors, as in `SitePrior.likeness`."""
+    layout_kernel: LayoutKernel
+    """Covariance of layouts beyond the factors, as in `SitePrior.layout_kernel`."""
     noise: float
     """Standard deviation of the noise of one run at the typical site."""
     scatter: tuple[float, float]
     """How much sites differ in the two scales of `Scales`, as in `SitePrior.scatter`."""
-    doubt: float
-    """Factor on the noise variance of known runs, as in `SitePrior.doubt`."""
-    held: float
-    """Factor on half-widths once runs are known, as in `SitePrior.held_given`."""
+    noise_inflation: float
+    """Factor on the noise variance of known runs, as in `SitePrior.noise_inflation`."""
+    coverage_factor: float
+    """Factor on half-widths once runs are known, as in `SitePrior.coverage_factor`."""
 
     @cached_property
     def known(self) -> KnownRuns:
         """Posterior of the site given the runs."""
         # Whole runs come first, with inflated noise; then what their traces add.
         noise = self.noise**2 / np.array(self.weight)
-        noise[: len(self.at)] *= self.doubt
+        noise[: len(self.at)] *= self.noise_inflation
 
         # One factor on all runs shows only where several layouts agree on it.
         nodes = scales(self.scatter)
@@ -96,8 +96,8 @@ class FittedRuns:
             points: coordinates of the layouts.
         """
         shared_pull, alone_pull = self._pulls
-        shared_mean = self.likeness.shared(points, self._points) @ shared_pull
-        alone_mean = self.likeness.alone(points, self._points) @ alone_pull
+        shared_mean = self.layout_kernel.shared(points, self._points) @ shared_pull
+        alone_mean = self.layout_kernel.alone(points, self._points) @ alone_pull
         return self.overall + shared_mean + alone_mean
 
     def joint(
@@ -128,8 +128,8 @@ class FittedRuns:
         # Observations from traces have slopes but no coordinates: only the parameters and the overall factor relate
         # them to layouts.
         shared, alone = np.zeros((2, len(slopes), len(other_slopes)))
-        shared[: len(points), : len(other_points)] = self.likeness.shared(points, other_points)
-        alone[: len(points), : len(other_points)] = self.likeness.alone(points, other_points)
+        shared[: len(points), : len(other_points)] = self.layout_kernel.shared(points, other_points)
+        alone[: len(points), : len(other_points)] = self.layout_kernel.alone(points, other_points)
         return CovarianceTerms(slopes @ self._prior @ other_slopes.T, shared, alone, overall=1.0)
 
     @cached_property
@@ -154,7 +154,7 @@ class FittedRuns:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"likeness": vars(self.likeness)}
+        return values | {"layout_kernel": vars(self.layout_kernel)}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "FittedRuns":
@@ -166,11 +166,11 @@ class FittedRuns:
             error=tuple(map(float, value["error"])),
             weight=tuple(map(float, value["weight"])),
             covariance=_rows(value["covariance"]),
-            likeness=LayoutKernel(**{name: float(number) for name, number in value["likeness"].items()}),
+            layout_kernel=LayoutKernel(**{name: float(number) for name, number in value["layout_kernel"].items()}),
             noise=float(value["noise"]),
             scatter=(first, second),
-            doubt=float(value["doubt"]),
-            held=float(value["held"]),
+            noise_inflation=float(value["noise_inflation"]),
+            coverage_factor=float(value["coverage_factor"]),
         )
 
 

@@ -237,7 +237,7 @@ class SitePrior:
     """Standard deviation that a site adds per unit of each of `DEGREES`."""
     events: float
     """Factor from the half-widths of events to those of a step."""
-    likeness: LayoutKernel
+    layout_kernel: LayoutKernel
     """Covariance of layouts beyond the factors."""
     noise: float
     """Standard deviation of the noise of one run."""
@@ -247,10 +247,10 @@ class SitePrior:
     """Model that scales half-widths to intervals that hold 90 % of the runs of left-out teams."""
     unknown: Mapping[str, float]
     """Value of each driver of `coverage` before the settings of a run are known."""
-    doubt: float
+    noise_inflation: float
     """Noise inflation: multiplies the noise variance of known runs when others are predicted from them, so that a few
     runs seldom make a site's predictions worse."""
-    held_given: float
+    coverage_factor: float
     """Coverage factor: multiplies half-widths once some runs of the site are known, so that 90 % of the others lie
     inside."""
 
@@ -277,7 +277,7 @@ class SitePrior:
         # Factors move the step as far as it spends on their classes. A site's scatter is unknown: the interval is that
         # of a mixture over the nodes of its scales, then scaled to its nominal coverage.
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
-        shared, single = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
+        shared, single = self.layout_kernel.amplitude**2 + more, self.layout_kernel.nugget**2 + self.noise**2
         scales = self.scales
         variance = loads @ loads + shared * scales.within + single * scales.single
         of_model = float(half_width(variance, scales.weight))
@@ -371,13 +371,15 @@ class SitePopulation:
             covariance=lower + np.tril(lower, -1).T,
             degrees=np.array(common["degrees"]),
             events=common["events"],
-            likeness=LayoutKernel(near=common["near"], length=common["length"], own=common["layout"]),
+            layout_kernel=LayoutKernel(
+                amplitude=common["near"], length_scale=common["length"], nugget=common["layout"]
+            ),
             noise=common["noise"],
             scatter=tuple(common["scatter"]),
             coverage=Coverage(**common["coverage"]),
             unknown=unknown,
-            doubt=common["doubt"],
-            held_given=common["held_given"],
+            noise_inflation=common["doubt"],
+            coverage_factor=common["held_given"],
         )
 
 

@@ -47,11 +47,11 @@ def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
 class LayoutKernel:
     """Prior covariance of the log step times of a site's layouts."""
 
-    near: float
+    amplitude: float
     """Standard deviation of the error that similar layouts share."""
-    length: float
+    length_scale: float
     """Distance over which the correlation falls to 1/e."""
-    own: float
+    nugget: float
     """Standard deviation of the error of a single layout, which its repeats share."""
 
     def shared(
@@ -59,13 +59,13 @@ class LayoutKernel:
     ) -> Float[np.ndarray, "n m"]:
         """Covariance shared by layouts."""
         # It falls as exp(-distance / length): continuous, not smooth, as step times over layouts are.
-        return self.near**2 * np.exp(-_distances(a, b) / self.length)
+        return self.amplitude**2 * np.exp(-_distances(a, b) / self.length_scale)
 
     def alone(
         self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
     ) -> Float[np.ndarray, "n m"]:
         """Covariance specific to a single layout (nugget)."""
-        return self.own**2 * (_distances(a, b) == 0)
+        return self.nugget**2 * (_distances(a, b) == 0)
 
 
 def _distances(

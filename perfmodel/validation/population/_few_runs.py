@@ -33,8 +33,8 @@ class Covariances(CovarianceTerms):
 
     noise: float
     """Variance that is independent for each run."""
-    doubt: float = 1.0
-    """Factor on the variance, from `SitePrior.doubt`."""
+    noise_inflation: float = 1.0
+    """Factor on the variance, from `SitePrior.noise_inflation`."""
 
 
 def others_given_known(
@@ -52,7 +52,7 @@ def others_given_known(
     # Their noise is inflated, as predictions inflate it, so that few known runs seldom make a site worse.
     conditioned = known_runs(
         covariances.take(known, known),
-        np.full(len(known), covariances.doubt * covariances.noise),
+        np.full(len(known), covariances.noise_inflation * covariances.noise),
         residual[known],
         scales,
     )
@@ -117,14 +117,14 @@ def mean_error(draws: list[Draw]) -> float:
     return float(np.mean([np.abs(np.expm1(-draw.residual)).mean() for draw in draws]))
 
 
-def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float) -> dict[int, FewRuns]:
+def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], coverage_factor: float) -> dict[int, FewRuns]:
     """Prediction errors for a source's other runs, by the number of known runs. Half-widths are as in predictions
     (`widened`).
 
     Args:
         drawn: draws of the known runs.
         before: half-widths of the intervals of the source's runs while none of them is known.
-        held_given: as in `SitePrior`.
+        coverage_factor: as in `SitePrior`.
     """
     figures = {}
     for k, draws_of_k in drawn.items():
@@ -132,7 +132,7 @@ def few_runs(drawn: Draws, before: Float[np.ndarray, " own"], held_given: float)
         for draw in draws_of_k:
             # Known runs may not widen an interval beyond what it was without them.
             half_before = before[draw.unknown]
-            half = widened(draw.half, held_given, half_before) if k else half_before
+            half = widened(draw.half, coverage_factor, half_before) if k else half_before
             inside_share = (np.abs(draw.residual) <= half).mean()
             width = np.median(np.exp(2 * half))
             inside_and_width.append((inside_share, width))

@@ -49,8 +49,8 @@ _ITERATIONS: Final = 10
 """Iterations of each round, after which variances change by less than a tenth of their spread over left-out teams."""
 _UNSEEN: Final = 1e-9
 """Weight of runs without information."""
-DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
-"""Values of `SitePrior.doubt` that are tried."""
+NOISE_INFLATIONS: Final = (1.0, 2.0, 4.0, 8.0)
+"""Values of `SitePrior.noise_inflation` that are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def fit_population(runs: SiteRuns, progress: Report | None = None) -> Population
         for kind, folds in folds_of(runs.labels).items():
             left_out_runs.append(left_out_of(runs, score, state, kind, folds))
         everywhere: dict[str, float] = {}
-        drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
+        drawn: dict[float, dict[str, Draws]] = {noise_inflation: {} for noise_inflation in NOISE_INFLATIONS}
         for done, (team, left_out) in enumerate(zip(score.teams.names, score.teams.left_out, strict=True)):
             if progress:
                 progress("teams left out", done, len(score.teams.names))
@@ -152,15 +152,15 @@ def _with_teams_left_out(
         # Widths of a team's runs are learned from the other teams too, so that the reported
         # coverage is out of sample.
         fitted = fit_coverage(known)
-        doubt, held_given = _doubt_and_width(drawn, other_teams)
+        noise_inflation, coverage_factor = _inflation_and_width(drawn, other_teams)
         numbers["common"] |= {
             "coverage": fitted.to_dict(),
-            "doubt": doubt,
-            "held_given": held_given,
+            "doubt": noise_inflation,
+            "held_given": coverage_factor,
         }
         for source in (name for name in team_of if team_of[name] == team):
             runs = coverage.take((coverage.source == source) & (coverage.left_out == TEAM))
-            few[source] = few_runs(drawn[doubt][source], covered_half_widths(fitted, runs), held_given)
+            few[source] = few_runs(drawn[noise_inflation][source], covered_half_widths(fitted, runs), coverage_factor)
     return few
 
 
@@ -250,24 +250,24 @@ def parameters_text(fit: PopulationFit) -> str:
     return "{\n" + ",\n".join(fits) + "\n}\n"
 
 
-def _doubt_and_width(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
-    """Return the noise inflation of `DOUBTS` with the least error, and the conformal factor of half-widths with it.
+def _inflation_and_width(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
+    """Return the noise inflation of `NOISE_INFLATIONS` with the least error, and the coverage factor with it.
 
     The error is the mean relative error of a source's other runs once some are known, plus what it is worse by than
     without known runs. Every source counts the same (`conformal_scale`).
     """
 
-    def error(doubt: float) -> float:
+    def error(noise_inflation: float) -> float:
         of_source = []
         for source in sources:
-            draws_by_known = drawn[doubt][source]
+            draws_by_known = drawn[noise_inflation][source]
             errors = np.array([mean_error(draws_of_k) for k, draws_of_k in draws_by_known.items() if k > 0])
             if len(errors):
                 of_source.append((errors + np.maximum(errors - mean_error(draws_by_known[0]), 0.0)).mean())
         return float(np.mean(of_source)) if of_source else 0.0
 
     # Errors over half-widths of all sources' draws, each source with weight 1.
-    best = min(DOUBTS, key=error)
+    best = min(NOISE_INFLATIONS, key=error)
     off_by_interval, weight = [np.zeros(0)], [np.zeros(0)]
     for source in sources:
         known: list[Draw] = []
@@ -293,9 +293,9 @@ def _draw(score: Score, without: State, team: str, drawn: dict[float, dict[str, 
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
         if score.runs.labels["group"][index[0]] != team:
             continue
-        for doubt in DOUBTS:
-            covariances = Covariances(fixed, within, repeats, float(left_out.noise), doubt)
-            drawn[doubt][source] = draws(covariances, nodes, residuals, index[there])
+        for noise_inflation in NOISE_INFLATIONS:
+            covariances = Covariances(fixed, within, repeats, float(left_out.noise), noise_inflation)
+            drawn[noise_inflation][source] = draws(covariances, nodes, residuals, index[there])
 
 
 def _fitted(compiled: Any, score: Score, chosen: Bool[np.ndarray, " runs"]) -> State:

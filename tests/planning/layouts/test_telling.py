@@ -133,7 +133,8 @@ def test_after_runs_further_runs_alone_are_weighed(case, predictions):
         device=case.cluster.device.name, values=(),
         runs=FittedRuns(
             at=((0.0,) * 8,), slopes=((),), error=(0.0,), weight=(1.0,), covariance=(),
-            likeness=LayoutKernel(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5), doubt=1.0, held=1.0,
+            layout_kernel=LayoutKernel(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5),
+            noise_inflation=1.0, coverage_factor=1.0,
         ),
     )  # fmt: skip
     told = telling(case.step_problem.adjusted(fitted), predictions)
