@@ -233,7 +233,7 @@ def with_runs(problem: StepProblem, held: float) -> StepProblem:
         noise=0.03,
         scatter=(0.3, 0.5),
         noise_inflation=1.0,
-        held=held,
+        coverage_factor=held,
     )
     seen = (("gemm", SEEN_HALF_WIDTH),)
     values = tuple((name, 0.05) for name in FITTED)
