@@ -45,14 +45,14 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     errors = {name: rng.standard_normal(draws) for name in names}
     site_prior = case.step_problem.site.site_prior(case.step_problem.framework, case.cluster.device)
     at = np.array([layout_coordinates(case.step_problem.setting, p.layout) for p in predictions])
-    near = site_prior.likeness.shared(at, at)
+    near = site_prior.layout_kernel.shared(at, at)
     alike = rng.multivariate_normal(np.zeros(len(at)), near, draws)
     node = rng.choice(len(site_prior.scales.weight), draws, p=site_prior.scales.weight)
     within, own = (np.sqrt(scale)[node] for scale in (site_prior.scales.within, site_prior.scales.single))
     of_site = {f"site: {name}" for name in CLASSES}
     logs = [
         sum(sd * errors[n] * (1 if n in of_site else within) for n, sd in sources[i].items() if n in errors)
-        + own * np.hypot(sources[i]["own"], site_prior.likeness.own) * rng.standard_normal(draws)
+        + own * np.hypot(sources[i]["own"], site_prior.layout_kernel.nugget) * rng.standard_normal(draws)
         + within * alike[:, i]
         for i, p in enumerate(predictions)
     ]

@@ -103,7 +103,7 @@ def predictions(case):
 
 def doubt(case) -> float:
     problem = case.step_problem
-    return problem.site.site_prior(problem.framework, problem.cluster.device).doubt
+    return problem.site.site_prior(problem.framework, problem.cluster.device).noise_inflation
 
 
 def test_of_a_search(case, predictions, monkeypatch):
