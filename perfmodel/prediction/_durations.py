@@ -12,7 +12,7 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import TimedProgram, prepared
 from perfmodel.prediction._step_costs import has_whole_step_costs, overlap_loss, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth
-from perfmodel.prediction.overlap import held_share
+from perfmodel.prediction.overlap import collective_sm_share
 from perfmodel.prediction.phases import full_recompute_s, passes_s
 from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes
@@ -78,7 +78,7 @@ def _durations(share: NodeKindShare) -> Float[np.ndarray, "lanes classes"]:
     # Costs of real steps beyond their events: overlapped communication slows passes, stragglers stretch everything, and
     # the overhead of the step is added to the optimizer's step.
     loses_overlap = problem.adjusted_framework.communication.dp_overlap_loss > 0
-    contends = held_share(problem.cluster.device, problem.framework) > 0
+    contends = collective_sm_share(problem.cluster.device, problem.framework) > 0
     if not (loses_overlap or contends or has_whole_step_costs(problem)):
         return seconds
     scale = np.array([terms.factor for terms in batch.composed])[:, None]

@@ -251,14 +251,14 @@ def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, set
 
     # Bytes of a layer's weight in device memory over those of one that is stored in the products' type.
     job = setting.job
-    layer_share = held_share = 1.0
+    layer_share = width_share = 1.0
     if job.narrow.fp8_params and job.dtype == "fp8" and is_trained(job):
-        held_share = fp8_weight_bytes(job, setting.cluster.device) / stored_dtype_bytes(job)
+        width_share = fp8_weight_bytes(job, setting.cluster.device) / stored_dtype_bytes(job)
     elif job.fine_tuning.base_weights:
-        held_share = layer_weight_share(job)
-    if held_share != 1.0:
-        layer_share = xp.where(blocks.layers, held_share, 1.0)
-        stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * held_share
+        width_share = layer_weight_share(job)
+    if width_share != 1.0:
+        layer_share = xp.where(blocks.layers, width_share, 1.0)
+        stored_dense = sum_over_blocks(ranks.stored, blocks.dense * layer_share) + copied * width_share
         stored_expert = sum_over_blocks(ranks.stored, blocks.expert * layer_share)
         stored = sharding.spread(stored_dense, stored_expert)
     return RankParams(stored, updated, dense + expert, layer_share)

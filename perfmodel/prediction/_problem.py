@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
-from perfmodel.cost.learn import WeightFiles, measured_held_share, measured_loads, weight_files
+from perfmodel.cost.learn import WeightFiles, measured_loads, measured_sm_share, weight_files
 from perfmodel.prediction.sites import EAGER, Adjustment, Site, SitePrior, adjustments
 from perfmodel.session import Cache, current_session
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
@@ -192,9 +192,9 @@ def step_problem(
             loads = models.get_or_compute((measured_loads, weights), lambda: measured_loads(weights))
             if loads:
                 measured_site = replace(site, loads=loads)
-            share = measured_held_share(weights, device.name)
+            share = measured_sm_share(weights, device.name)
             if share is not None:
-                measured_cluster = replace(cluster, device=replace(device, held_share=share))
+                measured_cluster = replace(cluster, device=replace(device, collective_sm_share=share))
         return StepProblem(
             model=model,
             job=job,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._communication import summed
 from perfmodel.prediction._problem import Setting, StepProblem, session_cached
-from perfmodel.prediction.overlap import CHANNELS_OF_STATES, held_share
+from perfmodel.prediction.overlap import CHANNELS_OF_STATES, collective_sm_share
 from perfmodel.prediction.sites.known_runs import Coordinates, coordinates
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Layout
@@ -129,7 +129,7 @@ def _replaced(
 
 def overlap_loss(problem: StepProblem) -> float:
     """Slowdown of passes, as a share of the time of overlapped reductions and gathers."""
-    channels_share = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
+    channels_share = collective_sm_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
     return min(1.0, problem.adjusted_framework.communication.dp_overlap_loss + channels_share)
 
 

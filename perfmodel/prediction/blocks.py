@@ -21,7 +21,7 @@ from perfmodel.prediction.overlap import (
     CHANNELS,
     BlockEvents,
     PhaseTimes,
-    held_share,
+    collective_sm_share,
     lost_shares,
 )
 from perfmodel.prediction.phases import N_PHASES, RECOMPUTE_MODES, Phase
@@ -289,14 +289,14 @@ def block_events(
 
 
 def _sm_share(blocks: ShardBlocks, framework: Framework, device: Device) -> float:
-    """Share of the multiprocessors that hidden collectives of blocks hold (`held_share`)."""
+    """Share of the multiprocessors that hidden collectives of blocks hold (`collective_sm_share`)."""
     # Libraries that exchange experts' tokens state the multiprocessors that they hold; other collectives start as many
     # thread blocks as NCCL does.
     channels = 0
     for op, hides in zip(blocks.ops, blocks.overlappable, strict=True):
         if hides and isinstance(op, Collective) and op.exchange:
             channels = max(channels, exchange_library(op.exchange.dispatcher).multiprocessors)
-    return held_share(device, framework, channels or CHANNELS, library_states_channels=channels > 0)
+    return collective_sm_share(device, framework, channels or CHANNELS, library_states_channels=channels > 0)
 
 
 def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blocks phases"]:

@@ -55,7 +55,7 @@ class BlockEvents(NamedTuple):
     lost: Float[Any, " ops"]
     """Share of the overlapped time that each kernel loses to a collective (`lost_shares`)."""
     sm_share: Float[Any, ""]
-    """Share of the device's multiprocessors that a collective holds (`held_share`)."""
+    """Share of the device's multiprocessors that a collective holds (`collective_sm_share`)."""
     ring_steps: int
     """Number of parts into which `tp_overlap` cuts each collective that kernels depend on; 1 without it."""
     lost_in_ring: Float[Any, ""]
@@ -318,12 +318,13 @@ _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 """Vendors whose collectives are kernels on the multiprocessors."""
 
 
-def held_share(
+def collective_sm_share(
     device: Device, framework: Framework, channels: int = CHANNELS, *, library_states_channels: bool = False
 ) -> float:
     """Share of a device's multiprocessors that a collective occupies with its thread blocks.
 
-    Where kernels beside collectives were measured (`Device.held_share`), it is the share by which these slow down.
+    Where kernels beside collectives were measured (`Device.collective_sm_share`), it is the share by which they slow
+    down.
 
     Args:
         channels: thread blocks that the collective starts.
@@ -331,8 +332,8 @@ def held_share(
     """
     if not framework.communication.contends:
         return 0.0
-    if device.held_share is not None and not library_states_channels:
-        return device.held_share
+    if device.collective_sm_share is not None and not library_states_channels:
+        return device.collective_sm_share
     # Separate engines drive the links of TPUs. CPUs, which have no rate in fp16, have no multiprocessors to hold.
     if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None:
         return 0.0
@@ -343,7 +344,8 @@ def lost_shares(ops: Sequence[Op], device: Device, sm_share: float) -> Float[np.
     """Relative slowdown of each kernel while it overlaps with a collective; undefined for collectives.
 
     Args:
-        sm_share: share of the multiprocessors that the collective holds (`held_share`), 0 where nothing contends.
+        sm_share: share of the multiprocessors that the collective occupies (`collective_sm_share`), 0 without
+        contention.
     """
     if not sm_share:
         return np.zeros(len(ops))

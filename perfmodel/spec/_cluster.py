@@ -96,7 +96,7 @@ class Device:
     """Idle power at full clocks."""
     reached_share: float | None = None
     """Largest share of peak that matrix products reach, for devices without measured kernels."""
-    held_share: float | None = None
+    collective_sm_share: float | None = None
     """Measured share of the device that an overlapped collective occupies; None: derived from the channels that it
     starts."""
     usd_per_hour: float | None = None
@@ -133,8 +133,8 @@ class Device:
             raise PerfModelError(f"device {self.name}: peak: give the rate of at least one dtype")
         if self.reached_share is not None and not 0 < self.reached_share <= 1:
             raise PerfModelError(f"device {self.name}: reached_share must be above 0 and at most 1")
-        if self.held_share is not None and not 0 <= self.held_share < 1:
-            raise PerfModelError(f"device {self.name}: held_share must be at least 0 and below 1")
+        if self.collective_sm_share is not None and not 0 <= self.collective_sm_share < 1:
+            raise PerfModelError(f"device {self.name}: collective_sm_share must be at least 0 and below 1")
 
     def require(self, dtype: str) -> None:
         """Raise `PerfModelError` if the device does not support `dtype` (`UnknownNameError` if no device does)."""

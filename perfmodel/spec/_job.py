@@ -213,7 +213,7 @@ class Job(Implementation):
         if rate is not None and not 0 < rate < inf:
             raise LayoutError(f"job: input_samples_per_s must be a number above 0, got {rate!r}")
 
-        # Then what fields of several sections are together.
+        # Then checks across several sections.
         if self.narrow.fp8_attention and not (self.dtype in ("fp8", "fp4") and self.kernels.flash_attention):
             raise LayoutError(
                 "job: fp8_attention needs fused attention and 8- or 4-bit products; set dtype=fp8, or leave it out"

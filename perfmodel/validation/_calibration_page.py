@@ -71,8 +71,8 @@ def calibration_report(
         tables: measured kernels, collectives or whole runs, also mixed; without any, the page shows the
             calibration's own record: its rows, and its errors on shapes kept out of the fit.
         calibration: directory made by `perfmodel fit`; the shipped one for `None`.
-        problem, layout: a step whose events are what to measure next, instead of shapes near those of the tables.
-        progress: called with the name of each stage and how far it is.
+        problem, layout: a step whose events to measure next, instead of shapes near those of the tables. progress:
+        called with the name of each stage and how far it is.
 
     Raises:
         TableError: a missing or malformed table.

@@ -14,12 +14,12 @@ from perfmodel.prediction import EAGER, Site, StepProblem, block_times, explain,
 from perfmodel.prediction.blocks import COLLECTIVE_CHECK_S
 from perfmodel.prediction.composition import Overlap, overlap_loss, slowed_s
 from perfmodel.prediction.grids import lower_bounds_s
-from perfmodel.prediction.overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, held_share, lost_shares
+from perfmodel.prediction.overlap import CHANNELS, CHANNELS_OF_STATES, ONE_WAVE_LOST, collective_sm_share, lost_shares
 from perfmodel.prediction.phases import Phase
 from perfmodel.spec import Framework, Job, Layout
 
 H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")
-HELD = held_share(H100, EAGER)
+HELD = collective_sm_share(H100, EAGER)
 
 
 def problem_of(framework: Framework = EAGER, cluster: str = "dgx-h100", skew: float = 0.0) -> StepProblem:
@@ -32,21 +32,25 @@ def test_collectives_take_24_channels_in_blocks_and_16_for_model_states() -> Non
     """As many as NCCL starts among NVLink devices; two for each of eight NICs, and as many with NVLink SHARP."""
     assert (CHANNELS, CHANNELS_OF_STATES) == (24, 16)
     for device, cluster, multiprocessors in ((H100, "dgx-h100", 132), (A100, "dgx-a100", 108)):
-        assert held_share(device, EAGER) == pytest.approx(24 / multiprocessors)
+        assert collective_sm_share(device, EAGER) == pytest.approx(24 / multiprocessors)
         assert overlap_loss(problem_of(cluster=cluster)) == pytest.approx(16 / multiprocessors)
 
 
 def test_a_small_device_starts_fewer_channels() -> None:
     for units in (16, 40, 96):
-        assert held_share(replace(A100, compute_units=units), EAGER) == 0.25
-    assert held_share(replace(A100, compute_units=97), EAGER) == 24 / 97
+        assert collective_sm_share(replace(A100, compute_units=units), EAGER) == 0.25
+    assert collective_sm_share(replace(A100, compute_units=97), EAGER) == 24 / 97
 
 
 def test_a_collective_holds_a_multiprocessor_per_channel_where_kernels_drive_it() -> None:
     assert HELD == CHANNELS / 132
-    assert held_share(A100, EAGER) == CHANNELS / 108
-    assert held_share(catalog.device("TPU-v5p"), EAGER) == held_share(catalog.device("EPYC-Genoa-core"), EAGER) == 0.0
-    assert held_share(H100, EAGER.replace(contends=False)) == 0.0
+    assert collective_sm_share(A100, EAGER) == CHANNELS / 108
+    assert (
+        collective_sm_share(catalog.device("TPU-v5p"), EAGER)
+        == collective_sm_share(catalog.device("EPYC-Genoa-core"), EAGER)
+        == 0.0
+    )
+    assert collective_sm_share(H100, EAGER.replace(contends=False)) == 0.0
     # measured on H800: kernels of many waves beside 20 of 132 take 1.06 to 1.26 times as long
     assert 1.06 < 1 / (1 - HELD) < 1.26
 

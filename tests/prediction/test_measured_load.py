@@ -16,7 +16,7 @@ from perfmodel.ops import Gemm, Op
 from perfmodel.planning.what_if import Scenario, model_in_scenario, parse_setting
 from perfmodel.prediction import StepProblem, evaluate, priced_events, step_problem
 from perfmodel.prediction.composition import overlap_loss
-from perfmodel.prediction.overlap import held_share
+from perfmodel.prediction.overlap import collective_sm_share
 from perfmodel.prediction.sites import EAGER
 from perfmodel.spec import Job, Layout
 
@@ -86,7 +86,7 @@ def test_kernels_beside_collectives_slow_down_by_the_measured_share(share: float
     problems = []
     for measured_share in (share, share * more):
         machine = catalog.cluster(cluster)
-        device = replace(machine.device, held_share=measured_share)
+        device = replace(machine.device, collective_sm_share=measured_share)
         problems.append(step_problem(MODEL, replace(machine, device=device), JOB))
     assert [overlap_loss(problem) for problem in problems] == pytest.approx([share, share * more])
     shorter, longer = (evaluate(problem, [hidden]).step_time_s[0] for problem in problems)
@@ -94,11 +94,13 @@ def test_kernels_beside_collectives_slow_down_by_the_measured_share(share: float
 
 
 def test_a_measured_share_counts_where_a_framework_overlaps_and_nowhere_else() -> None:
-    device = replace(catalog.device("H100-SXM5-80GB"), held_share=0.3)
-    assert held_share(device, EAGER) == 0.3
-    assert held_share(device, EAGER.replace(contends=False)) == 0
+    device = replace(catalog.device("H100-SXM5-80GB"), collective_sm_share=0.3)
+    assert collective_sm_share(device, EAGER) == 0.3
+    assert collective_sm_share(device, EAGER.replace(contends=False)) == 0
     # Libraries that state their multiprocessors are others than those that were measured.
-    assert held_share(device, EAGER, 20, library_states_channels=True) == pytest.approx(20 / device.compute_units)
+    assert collective_sm_share(device, EAGER, 20, library_states_channels=True) == pytest.approx(
+        20 / device.compute_units
+    )
 
 
 @settings(max_examples=20)
@@ -134,8 +136,8 @@ def test_a_calibration_of_loaded_kernels_slows_the_steps_that_it_predicts(tmp_pa
     cluster = catalog.cluster("a10x4")
     problems = {name: step_problem(MODEL, cluster, JOB, tmp_path / name) for name in ("usual", "loaded")}
     assert problems["usual"].site.loads == ()
-    assert problems["usual"].cluster.device.held_share is None
-    assert problems["loaded"].cluster.device.held_share == pytest.approx(0.2)
+    assert problems["usual"].cluster.device.collective_sm_share is None
+    assert problems["loaded"].cluster.device.collective_sm_share == pytest.approx(0.2)
     assert problems["loaded"].site.loads == (MeasuredLoad(device, "gemm", "bf16", pytest.approx(1.4)),)
     free = replace(problems["loaded"], site=replace(problems["loaded"].site, power_limited=False, sustained=()))
     assert time_s(free, PRODUCT) < time_s(problems["loaded"], PRODUCT)

@@ -320,11 +320,12 @@ def measured_loads(weights: WeightFiles) -> tuple[MeasuredLoad, ...]:
     return tuple(loads)
 
 
-def measured_held_share(weights: WeightFiles, device: str) -> float | None:
+def measured_sm_share(weights: WeightFiles, device: str) -> float | None:
     """Share of a device that concurrent collectives occupy, from the tables of a user's calibration; None if
     unmeasured.
 
-    Products, which most collectives hide behind, count before kernels of other families, whose median is taken.
+    Matrix products come first, because most collectives hide behind them; without any, the median over the other
+    families counts.
 
     Raises:
         CalibrationError: for a file that is truncated or of another schema version.

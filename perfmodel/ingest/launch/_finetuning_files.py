@@ -250,7 +250,7 @@ def _with_deepspeed(entries: dict[str, Entry], form: LaunchFormat, neighbours: N
         built = _STAGE_FLAG in entries and not isinstance(named.value, str)
         inside = _built_by_program(merged) if built else _deepspeed_entries(named, neighbours)
     dtype = _dtype_of(merged, form)
-    # The Trainer's own switches say the precision; a program of somebody's has it of DeepSpeed's file.
+    # The Trainer's own switches state the precision; a user-written program takes it from DeepSpeed's file.
     if _BY_NAME in inside and OWN_PROGRAM in merged and not _states_precision(merged, form):
         dtype = "bf16"
         merged[_PRECISION_UNSEEN] = inside[_BY_NAME]

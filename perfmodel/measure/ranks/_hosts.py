@@ -262,7 +262,7 @@ def _receive(
     port_of: dict[bytes, int],
 ) -> None:
     """Receive a frame from a port, and record when and where it is due."""
-    # An interface that is down gives none.
+    # An interface that is down has no frame to read.
     try:
         frame = os.read(handle, TAP_MTU + 64)
     except OSError:
