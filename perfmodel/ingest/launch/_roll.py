@@ -126,19 +126,22 @@ def _config(worker: Entries) -> dict[str, Entry]:
 
 
 def _sharding(source: Source, worker: Entries) -> dict[str, Entry]:
-    """DeepSpeed's settings or the name of them, or those of FSDP2."""
+    """Entries on sharding: DeepSpeed's settings or the name of their file, or those of FSDP2."""
     if str(worker[_STRATEGY].value).startswith("fsdp2"):
         return _fsdp(worker, source.devices)
     named = worker.get(_CONFIG)
     if named is None:
         return {f"deepspeed.{key}": entry for key, entry in _config(worker).items()}
+
+    # `${NAME}` refers to a table of this file; without one, NAME is that of a file of DeepSpeed.
     name = str(named.value).removeprefix("${").removesuffix("}")
-    table = {
-        f"deepspeed.{key.removeprefix(f'{name}.')}": entry
-        for key, entry in source.entries.items()
-        if key.startswith(f"{name}.")
-    }
-    return table or ({"deepspeed": replace(named, value=f"{name}.json")} if is_on(named.value) else {})
+    settings = {}
+    for key, entry in source.entries.items():
+        if key.startswith(f"{name}."):
+            settings[f"deepspeed.{key.removeprefix(f'{name}.')}"] = entry
+    if settings or not is_on(named.value):
+        return settings
+    return {"deepspeed": replace(named, value=f"{name}.json")}
 
 
 def _fsdp(worker: Entries, devices: int | None) -> dict[str, Entry]:

@@ -90,11 +90,15 @@ class KindCosts:
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
         """Lower bound of the step time over all partitions under the schedule's order; infinite if none fits.
 
-        The larger of two minima over all partitions. First that of `prediction.lower_bounds_s`. Second: before the
-        first backward on rank r its micro-batch has passed all stages and come back to r, and the rank has done w
-        forwards at most; all its other passes come after, and the last backward passes the ranks before r:
-        sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first
-        (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
+        It is the larger of two minima over all partitions. The first is that of `prediction.lower_bounds_s`. The second
+        looks at the first backward on rank r. Before it, its micro-batch has passed all stages and come back to r, and
+        the rank has done at most w forwards. All other passes of the rank come later, and the last backward passes the
+        ranks before r. So a step takes at least
+
+            sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r
+
+        Where the last rank does all forwards first (GPipe), the first backward waits for all m on every rank: w = 1.
+        Without a flush only the work of a rank counts.
         """
         m = spec.micro_batches
         costs = [*self.of_kind.values()]

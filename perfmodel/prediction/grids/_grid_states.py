@@ -113,6 +113,7 @@ class StateEvents:
     def _bounds_of_shape(
         self, shape: "_ShapeEvents", time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]
     ) -> list[StateBound]:
+        """Bounds of every choice of states for the programs of one shape."""
         spec = shape.spec
         # Without a barrier of all devices each rank starts its next step when it is done itself: the fastest counts.
         over_ranks = np.min if spec.steps > 1 else np.max
