@@ -1,4 +1,4 @@
-"""Search: price every layout, evaluate those that could win, explain the best."""
+"""Search: the layouts of a problem, ranked; several global batches are ranked together."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -15,6 +15,7 @@ from perfmodel.errors import (
     PerfModelError,
     UnknownNameError,
 )
+from perfmodel.planning.layouts._answer import answer
 from perfmodel.planning.layouts._executor import open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._result import (
