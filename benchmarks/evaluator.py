@@ -16,13 +16,13 @@ import numba
 import numpy as np
 from timing import best_s
 
+from perfmodel.prediction._structure_files import load_structure, save_structure
 from perfmodel.program import ProgramSpec, Structure, build
 from perfmodel.timeline import (
     CompiledStructure,
     ProgramBatch,
     compile_structure,
     count_traces,
-    load_or_compile,
     makespan,
     makespan_and_grad,
     makespan_lanes,
@@ -173,8 +173,8 @@ def _many_structures() -> dict[str, Result]:
 def _building(large: Structure) -> dict[str, Result]:
     build_s = _best_s(lambda: compile_structure(build(LARGE)), 3)
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"PERFMODEL_CACHE": folder}):
-        load_or_compile("large", lambda: large)
-        load_s = _best_s(lambda: load_or_compile("large", lambda: large), 5)
+        save_structure("large", compile_structure(large))
+        load_s = _best_s(lambda: load_structure("large"), 5)
     huge = build(HUGE)
     huge_s = _best_s(lambda: compile_structure(huge), 1)
     compiled = compile_structure(huge)

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import os
 import re
 import sys
@@ -19,6 +20,8 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
@@ -400,6 +403,52 @@ def cache_dir() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "perfmodel"
+
+
+_CACHE_LIMIT: Final = "PERFMODEL_CACHE_LIMIT_GB"
+_DEFAULT_LIMIT_GB: Final = 2.0
+CACHE_SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
+"""Share of the limit for each of the `CACHES` that grow."""
+
+
+def cache_limit_bytes(kind: str | None = None) -> float:
+    """Size limit of all disk caches, or of one of `CACHE_SHARES`, by `$PERFMODEL_CACHE_LIMIT_GB` (0: no cache).
+
+    Raises:
+        PerfModelError: if the variable is no number of gigabytes.
+    """
+    # An empty variable counts as none.
+    text = os.environ.get(_CACHE_LIMIT) or str(_DEFAULT_LIMIT_GB)
+    try:
+        limit_gb = float(text)
+    except ValueError:
+        limit_gb = math.nan
+    if not 0 <= limit_gb < math.inf:
+        raise PerfModelError(
+            f"{_CACHE_LIMIT}={text!r} is not a number of gigabytes; set it to a number such as 2, or 0 for no cache"
+        )
+    return limit_gb * 1e9 * (CACHE_SHARES[kind] if kind else 1.0)
+
+
+@cache
+def code_digest(*names: str) -> str:
+    """A hash of the sources of packages and modules.
+
+    Cached results of these modules are valid for exactly this code, whatever changes elsewhere.
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        # A name is a module, or a package with modules directly in it.
+        package, _, module = name.rpartition(".")
+        module_file = files(package) / f"{module}.py"
+        if module_file.is_file():
+            sources = [module_file]
+        else:
+            sources = sorted(files(name).iterdir(), key=lambda source: source.name)
+        for source in sources:
+            if source.name.endswith(".py"):
+                digest.update(f"{name} {source.name} ".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def drop_least_recently_used(folder: Path, limit_bytes: float) -> None:

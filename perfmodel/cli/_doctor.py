@@ -153,8 +153,7 @@ def _torch_devices(problems: list[str]) -> list[str]:
 
 def _caches(problems: list[str]) -> dict[str, Any]:
     """Return the sizes of the caches; adds what is wrong with them to `problems`."""
-    from perfmodel.files import CACHES, cache_dir, cache_folder
-    from perfmodel.timeline import CACHE_SHARES, cache_limit_bytes
+    from perfmodel.files import CACHE_SHARES, CACHES, cache_dir, cache_folder, cache_limit_bytes
 
     folder = cache_dir()
     report: dict[str, Any] = {"folder": str(folder)}

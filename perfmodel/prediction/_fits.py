@@ -17,6 +17,7 @@ from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._zero import checkpoint_bytes
 from perfmodel.prediction.blocks import shard_events
 from perfmodel.schedule import weight_versions
+from perfmodel.schedule.memory import LiveState
 from perfmodel.spec import Device, Layout, Transformer
 from perfmodel.spec.framework_facts import MemoryCounter
 from perfmodel.units import GIB
@@ -33,13 +34,19 @@ _REMEDY = {
 
 def bundle_memory(problem: StepProblem, batch: LayoutBatch) -> MemoryBatch:
     """Memory of a batch's layouts."""
+    return _batch_memory(problem, batch, program_live(problem.setting, batch.spec))
+
+
+def _batch_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> MemoryBatch:
+    """Memory of a batch's layouts, whose program keeps `live` alive on every rank."""
     # Each kind of nodes as if all ranks were on it, and then every rank from its own kind.
     if problem.kinds:
         kind_of_rank = kind_of_ranks(problem, batch.layouts[0])
-        memory_on_kind = {kind: bundle_memory(problem.kinds[kind], batch) for kind in np.unique(kind_of_rank).tolist()}
+        memory_on_kind = {}
+        for kind in np.unique(kind_of_rank).tolist():
+            memory_on_kind[kind] = _batch_memory(problem.kinds[kind], batch, live)
         return _on_ranks(memory_on_kind, kind_of_rank)
     setting = problem.setting
-    live = program_live(setting, batch.spec)
     ranks = RankBlocks.of(batch.program.counts.sum(axis=1), batch.program.full.sum(axis=1), live)
     return rank_memory(ranks, batch.bytes, Sharding.of(batch.layouts, setting.job), setting)
 
@@ -130,9 +137,13 @@ def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[
     return peak, largest
 
 
-def stage_memory(problem: StepProblem, batch: LayoutBatch) -> tuple[StageMemory, ...]:
-    """Memory of every pipeline rank of a batch's first layout."""
-    memory = bundle_memory(problem, batch)
+def stage_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank of a batch's first layout.
+
+    Args:
+        live: activations and weights that the batch's program keeps alive (`program_live`).
+    """
+    memory = _batch_memory(problem, batch, live)
     by_category = {}
     for name in CATEGORIES:
         by_category[name] = np.broadcast_to(getattr(memory, name), memory.total.shape)[0].tolist()
@@ -153,9 +164,13 @@ class StepMemory(NamedTuple):
     """Probability that the fullest rank fits into its device."""
 
 
-def step_memory(problem: StepProblem, batch: LayoutBatch) -> StepMemory:
-    """Memory of a batch's first layout, and whether it fits."""
-    layout, stages = batch.layouts[0], stage_memory(problem, batch)
+def step_memory(problem: StepProblem, batch: LayoutBatch, live: LiveState) -> StepMemory:
+    """Memory of a batch's first layout, and whether it fits.
+
+    Args:
+        live: activations and weights that the batch's program keeps alive (`program_live`).
+    """
+    layout, stages = batch.layouts[0], stage_memory(problem, batch, live)
 
     # With different devices, the rank that fills the largest share of its device decides.
     usable = usable_of_ranks(problem, layout)
@@ -192,7 +207,7 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
         LayoutError: the model does not divide as the layout asks.
     """
     (batch,) = layout_batches(problem, [layout])
-    return stage_memory(problem, batch)
+    return stage_memory(problem, batch, program_live(problem.setting, batch.spec))
 
 
 def fit_reasons(
@@ -280,8 +295,8 @@ def fit_probabilities(problem: StepProblem, layouts: Sequence[Layout]) -> list[f
     probabilities = []
     for layout in layouts:
         (batch,) = layout_batches(problem, [layout])
-        placed = batch.layouts[0]
-        probabilities.append(fit_probability(problem, placed, stage_memory(problem, batch)))
+        stages = stage_memory(problem, batch, program_live(problem.setting, batch.spec))
+        probabilities.append(fit_probability(problem, batch.layouts[0], stages))
     return probabilities
 
 

@@ -15,13 +15,12 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.files import cache_folder, drop_least_recently_used, mark_used
+from perfmodel.files import cache_folder, cache_limit_bytes, code_digest, drop_least_recently_used, mark_used
 from perfmodel.ingest.tables import write_atomic
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
 from perfmodel.program import ProgramSpec
 from perfmodel.schedule import leading_layers
 from perfmodel.schedule.memory import LiveState, live_state
-from perfmodel.timeline import cache_limit_bytes, code_digest
 
 _N_SIZES: Final = 7
 """Number of sizes that precede the arrays of an encoded pipeline."""

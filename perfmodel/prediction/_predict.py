@@ -18,7 +18,7 @@ from perfmodel.prediction._fits import rank_devices, step_memory
 from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._prediction import CriticalEvent, Prediction, TimeAccount, Uncertainty
 from perfmodel.prediction._problem import StepProblem, step_problem_of
-from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._programs import prepared, program_live
 from perfmodel.prediction.sites import Site
 from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem, Transformer
 from perfmodel.spec.keywords import StepKeywords
@@ -84,9 +84,10 @@ def predict(
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout of a problem; docs/explanation/one_prediction.md walks through it."""
     # Shard, price, phases, program: what one rank computes in each block, how long that takes, and the program in which
-    # the blocks run, with its structure.
+    # the blocks run: what its schedule keeps alive on each rank, and its structure.
     (batch,) = layout_batches(problem, [layout])
     layout = batch.layouts[0]
+    live = program_live(problem.setting, batch.spec)
     program = prepared(batch.spec)
 
     # Durations: how long each class of the program's events takes. Without a flush between steps, a step is the
@@ -103,7 +104,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     busy_fraction = float(durations_s @ compute_count) / (program.structure.devices * step_s)
 
     # Memory of every rank, and whether it fits.
-    memory = step_memory(problem, batch)
+    memory = step_memory(problem, batch, live)
 
     # Summary: the parts of the step, and the events on its longest path.
     account = step_account(problem, programs, computed_s)

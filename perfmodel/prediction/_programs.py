@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._problem import Setting, session_cached, store_of
 from perfmodel.prediction._step_costs import Overlap, overlap_of_passes
+from perfmodel.prediction._structure_files import load_structure, save_structure
 from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.prediction.phases import PASS_KINDS, PassClasses, Variant, in_classes
 from perfmodel.program import (
@@ -31,7 +32,7 @@ from perfmodel.schedule.memory import LiveState, live_state
 from perfmodel.session import current_session
 from perfmodel.spec import Layout, Transformer
 from perfmodel.spec.notation import PerStage
-from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
+from perfmodel.timeline import CompiledStructure, compile_structure
 
 MAX_SEGMENTS = 16
 """Layer groups of a stage whose weights are gathered and gradients reduced together. Frameworks cut finer (torch's
@@ -183,16 +184,25 @@ def prepared(spec: ProgramSpec) -> Prepared:
     """The program's compiled structure (cached in the session, and on disk if its schedule follows from its name)."""
 
     def prepare() -> Prepared:
-        if spec.digest is None:  # a schedule of the caller's own, which may be another one next time
-            compiled = compile_structure(build(spec))
-            structure = compiled.structure
-        else:
-            structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
+        compiled = _compiled(spec)
+        structure = compiled.structure
         compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
         count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
         return Prepared(structure, compiled, count)
 
     return current_session().programs.get_or_compute(spec, prepare)
+
+
+def _compiled(spec: ProgramSpec) -> CompiledStructure:
+    """Build and compile the program's structure, or read it from disk where an earlier process did."""
+    # A schedule of the caller's own may be another one next time.
+    if spec.digest is None:
+        return compile_structure(build(spec))
+    compiled = load_structure(spec.key())
+    if compiled is None:
+        compiled = compile_structure(build(spec))
+        save_structure(spec.key(), compiled)
+    return compiled
 
 
 def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:

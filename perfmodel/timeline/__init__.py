@@ -11,12 +11,10 @@ class of durations lies on the critical path.
 - `_makespan`, `_lanes` and `_many` make of these differentiable functions of one vector, of many vectors, and of many
   structures at once.
 - `_timeline`, `_memory` and `_slices` say when each op runs, what is in memory then, and what is drawn.
-- `_cache` keeps compiled structures on disk, and `_compilations` what JAX compiles.
+- `_compilations` keeps programs that JAX compiles on disk.
 """
 
 from perfmodel.display import shorten_reprs
-from perfmodel.timeline._cache import SHARES as CACHE_SHARES
-from perfmodel.timeline._cache import cache_limit_bytes, code_digest, load_or_compile
 from perfmodel.timeline._compilations import keep_compilations, keep_long_compilations
 from perfmodel.timeline._durations import TraceCount, being_traced, count_traces, double_precision
 from perfmodel.timeline._lanes import makespan_lanes, makespan_lanes_and_grad

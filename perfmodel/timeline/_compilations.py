@@ -1,4 +1,4 @@
-"""Keeps what JAX compiles on disk, so that the next process has it at once."""
+"""Keeps programs that JAX compiles on disk, so that the next process has them at once."""
 
 import time
 from contextlib import suppress
@@ -7,8 +7,7 @@ from typing import Final
 
 import jax
 
-from perfmodel.files import cache_folder, drop_least_recently_used
-from perfmodel.timeline._cache import cache_limit_bytes
+from perfmodel.files import cache_folder, cache_limit_bytes, drop_least_recently_used
 
 _LOOKED_AT_EVERY_S: Final = 3600.0
 """Seconds between two checks of the disk space of compiled evaluators."""

@@ -172,7 +172,7 @@ INSIDE = {
     "emulate/environment/_orders.py",
     "emulate/runs/_record.py", "emulate/runs/_waiting.py", "measure/ranks/_launch.py",
     "measure/tables/_sweep.py", "measure/_plan.py",
-    "measure/tables/_rows.py", "ir/_text.py", "timeline/_cache.py", "validation/population/_fit.py",
+    "measure/tables/_rows.py", "ir/_text.py", "prediction/_structure_files.py", "validation/population/_fit.py",
 }  # fmt: skip
 """Files whose JSON only the package itself reads again."""
 

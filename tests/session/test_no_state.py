@@ -45,7 +45,7 @@ CACHED = {
     "prediction.sites.known_runs.standard_nodes": "nodes of a quadrature",
     "prediction.sites._population._fitted": "a file of the package",
     "prediction.sites._population.population": "a file of the package, by name of a source",
-    "timeline._cache.code_digest": "the package's own code",
+    "files.code_digest": "the package's own code",
     "catalog._frameworks._latest_year": "files of the package",
     "prediction.sites.constants.kind_patterns": "a file of the package",
     "prediction.sites.constants.team_patterns": "a file of the package",

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from timeline_cases import distinct_durations, pipeline_1f1b
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import cache_dir
-from perfmodel.prediction import _pipeline
-from perfmodel.program import ProgramSpec, build
-from perfmodel.timeline import _cache, cache_limit_bytes, load_or_compile, makespan
+from perfmodel.files import cache_dir, cache_limit_bytes
+from perfmodel.prediction import _pipeline, _structure_files
+from perfmodel.prediction._structure_files import load_structure, save_structure
+from perfmodel.program import ProgramSpec, Structure, build
+from perfmodel.timeline import CompiledStructure, compile_structure, makespan
 
 SPEC = ProgramSpec(stages=4, micro_batches=8, grad_reduce="overlap")
 
@@ -30,6 +32,15 @@ def folder(tmp_path, monkeypatch):
 def only_file(folder: Path) -> Path:
     (path,) = (folder / "structures").rglob("*.bin")
     return path
+
+
+def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
+    """The structure of a key and its compiled form, as predictions get them."""
+    compiled = load_structure(key)
+    if compiled is None:
+        compiled = compile_structure(build())
+        save_structure(key, compiled)
+    return compiled.structure, compiled
 
 
 def fail():
@@ -69,8 +80,8 @@ def damaged(content: bytes) -> list[bytes]:
         content.replace(b'"key": "', b'"key": "0'),
         content.replace(b'"checksum": ', b'"checksum": 1'),
         content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
-        content[: len(_cache._MAGIC)] + b"[]\n",
-        content[: len(_cache._MAGIC)] + b"\xff\xfe\n",
+        content[: len(_structure_files._MAGIC)] + b"[]\n",
+        content[: len(_structure_files._MAGIC)] + b"\xff\xfe\n",
     ]
 
 
@@ -78,13 +89,13 @@ def test_other_code_has_files_of_its_own(folder, monkeypatch):
     """What an earlier version of the package built is not taken for what this one would build."""
     structure, built = pipeline_1f1b(3, 7), []
     load_or_compile("key", lambda: structure)
-    monkeypatch.setattr(_cache, "code_digest", lambda *packages: "other")
+    monkeypatch.setattr(_structure_files, "code_digest", lambda *packages: "other")
     for _ in range(2):
         load_or_compile("key", lambda: built.append(1) or structure)
     assert built == [1]
 
 
-@pytest.mark.parametrize("code", [_cache.CODE, _pipeline.CODE], ids=["structures", "pipelines"])
+@pytest.mark.parametrize("code", [_structure_files.CODE, _pipeline.CODE], ids=["structures", "pipelines"])
 def test_what_files_follow_from_is_whole(code):
     """A module that one of the listed modules imports from its own package is listed too."""
     for name in code:
@@ -114,8 +125,8 @@ def test_another_key_is_another_structure(folder):
     load_or_compile("small", lambda: small)
     path = only_file(folder)
     assert load_or_compile("large", lambda: large)[0] is large
-    _cache._path("other").parent.mkdir(exist_ok=True)
-    path.replace(_cache._path("other"))
+    _structure_files._path("other").parent.mkdir(exist_ok=True)
+    path.replace(_structure_files._path("other"))
     assert load_or_compile("other", lambda: large)[0] is large
 
 
@@ -163,14 +174,16 @@ def test_the_least_recently_used_make_room(folder, monkeypatch):
     structure = pipeline_1f1b(2, 2)
     load_or_compile("0", lambda: structure)
     size = only_file(folder).stat().st_size + 16  # keys differ in length
-    same = [str(i) for i in range(2000) if _cache._path(str(i)).parent == _cache._path("0").parent][:4]
+    same = [str(i) for i in range(2000) if _structure_files._path(str(i)).parent == _structure_files._path("0").parent][
+        :4
+    ]
     monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", str(3.5 * size * 16 / 0.75e9))
     for age, key in enumerate(same[:3]):
         load_or_compile(key, lambda: structure)
-        os.utime(_cache._path(key), (1e9 - age, 1e9 - age))
+        os.utime(_structure_files._path(key), (1e9 - age, 1e9 - age))
     load_or_compile(same[2], fail)  # the oldest by writing, now used last
     load_or_compile(same[3], lambda: structure)
-    assert [_cache._path(key).exists() for key in same] == [True, False, True, True]
+    assert [_structure_files._path(key).exists() for key in same] == [True, False, True, True]
 
 
 def test_threads_stay_within_the_limit_together(folder, monkeypatch):

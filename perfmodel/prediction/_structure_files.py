@@ -1,4 +1,4 @@
-"""Disk cache of compiled structures.
+"""Compiled structures on disk, for later processes.
 
 Files lie in one folder per first digit of their name. Adding a file shortens its folder to its part of the limit, so
 that the cache never exceeds the limit and no process has to look at all of it.
@@ -6,48 +6,18 @@ that the cache never exceeds the limit and no process has to look at all of it.
 
 import hashlib
 import json
-import math
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from perfmodel.errors import PerfModelError
-from perfmodel.files import cache_folder, drop_least_recently_used, mark_used
+from perfmodel.files import cache_folder, cache_limit_bytes, code_digest, drop_least_recently_used, mark_used
 from perfmodel.program import Structure
-from perfmodel.timeline._tables import CompiledStructure, compile_structure
-
-VARIABLE: Final = "PERFMODEL_CACHE_LIMIT_GB"
-DEFAULT_GB: Final = 2.0
-SHARES: Final = {"structures": 0.75, "pipelines": 0.125, "xla": 0.125}
-"""Share of the limit for each of the `CACHES` that grow."""
-
-
-def cache_limit_bytes(kind: str | None = None) -> float:
-    """Size limit of all disk caches, or of one of `SHARES`, from `$PERFMODEL_CACHE_LIMIT_GB` (default 2; 0: no cache).
-
-    Raises:
-        PerfModelError: if the variable is no number of gigabytes.
-    """
-    # An empty variable counts as none.
-    text = os.environ.get(VARIABLE) or str(DEFAULT_GB)
-    try:
-        limit_gb = float(text)
-    except ValueError:
-        limit_gb = math.nan
-    if not 0 <= limit_gb < math.inf:
-        raise PerfModelError(
-            f"{VARIABLE}={text!r} is not a number of gigabytes; set it to a number such as 2, or 0 for no cache"
-        )
-    return limit_gb * 1e9 * (SHARES[kind] if kind else 1.0)
-
+from perfmodel.timeline import CompiledStructure
 
 _MAGIC: Final = b"perfmodel structure\n"
 _FOLDERS: Final = 16
@@ -56,31 +26,11 @@ _NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16,
 """Storage types of an array, by the kind of its type."""
 
 
-@cache
-def code_digest(*names: str) -> str:
-    """A hash of the sources of packages and modules.
-
-    Cached results of these modules are valid for exactly this code, whatever changes elsewhere.
-    """
-    digest = hashlib.sha256()
-    for name in names:
-        # A name is a module, or a package with modules directly in it.
-        package, _, module = name.rpartition(".")
-        module_file = files(package) / f"{module}.py"
-        if module_file.is_file():
-            sources = [module_file]
-        else:
-            sources = sorted(files(name).iterdir(), key=lambda source: source.name)
-        for source in sources:
-            if source.name.endswith(".py"):
-                digest.update(f"{name} {source.name} ".encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 CODE: Final = (
     "perfmodel.schedule",
     "perfmodel.program",
-    *(f"perfmodel.timeline.{module}" for module in ("_cache", "_tables")),
+    "perfmodel.timeline._tables",
+    "perfmodel.prediction._structure_files",
 )
 """Modules that determine structures and their compiled form."""
 
@@ -90,22 +40,21 @@ def _keyed(key: str) -> str:
     return f"{code_digest(*CODE)} {key}"
 
 
-def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
-    """Load the structure `key` and its compiled form from disk, or build them.
-
-    Files that are missing, damaged or made by other code are rebuilt silently, and the cache is skipped if it cannot be
-    written. The least recently used files are deleted to keep to `cache_limit_bytes`.
+def load_structure(key: str) -> CompiledStructure | None:
+    """Load a compiled structure; None if no file holds exactly this structure, made by this code.
 
     Args:
         key: equal for equal structures only, now and in later runs (`ProgramSpec.key()`).
-        build: makes the structure where the cache has none.
     """
-    path = _path(key)
-    compiled = _load(path, key)
-    if compiled is None:
-        compiled = compile_structure(build())
-        _save(path, key, compiled)
-    return compiled.structure, compiled
+    return _load(_path(key), key)
+
+
+def save_structure(key: str, compiled: CompiledStructure) -> None:
+    """Save a compiled structure, unless its file cannot be written.
+
+    The least recently used files are deleted to keep to `cache_limit_bytes`.
+    """
+    _save(_path(key), key, compiled)
 
 
 def _path(key: str) -> Path:
