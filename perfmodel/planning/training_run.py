@@ -100,7 +100,7 @@ def training_run(
     # Quantities at the predicted step and both ends of its interval, for a million tokens; those
     # of all tokens are multiples.
     step_s = [prediction.step_time_s, prediction.step_time_lo_s, prediction.step_time_hi_s]
-    quantity = Goal(step_problem, tariff=priced).of([prediction], Interval.exactly(np.array(step_s)))
+    quantity = Goal(step_problem, tariff=priced).quantities_of([prediction], Interval.exactly(np.array(step_s)))
     lasting = goodput(problem, prediction.layout, prediction.step_time_s, reliability)
 
     def of_a_million(name: str) -> list[float]:

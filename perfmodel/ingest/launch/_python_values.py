@@ -364,7 +364,7 @@ _OF_COLLECTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 """Functions of collections, whose elements may be unknown."""
 
 
-def _any_or_all(function: Callable[[list[bool]], bool], arguments: list[Any]) -> Any:
+def _any_or_all(function: Callable[[list[Any]], bool], arguments: list[Any]) -> Any:
     """The result of `any` or `all`; `MISSING` if an element has no known truth."""
     elements = elements_of(arguments[0]) if arguments else None
     if elements is None:
