@@ -44,7 +44,7 @@ class Cache:
         """Return the value of a key, computing it if absent; a failed computation is not stored.
 
         Args:
-            key: all that the value follows from; the value must not change afterwards.
+            key: everything that the value depends on; the value must not change afterwards.
         """
         with self._lock:
             entry = self._entries.get(key)

@@ -157,9 +157,9 @@ def model_plan(
         framework: the training framework, as in `perfmodel.predict`.
         device: text of the tables' `device` column; the cluster's device if not given.
         calibration: directory made by `perfmodel fit`, which predicts how long running and measuring take.
-        nodes: how many nodes are at hand; with 1, collectives between nodes are left unmeasured.
+        nodes: number of nodes at hand; with 1, collectives between nodes are left unmeasured.
         iterations: steps for which a layout would be run to know its step time.
-        rule: when a kernel's measurement has run long enough.
+        rule: condition under which a kernel's measurement has run long enough.
         collective_rule: the same for collectives; as `rule` if not given.
 
     Raises:

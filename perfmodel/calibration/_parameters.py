@@ -219,7 +219,7 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
 
     Args:
         errors_and_gradient: x -> (e, de/dx), of log predicted over measured time.
-        runs: all but `error` and `slopes`.
+        runs: record of the runs without `error` and `slopes`.
         lowest: lower bounds of x.
     """
     sd = np.sqrt(np.diag(runs.covariance))

@@ -32,7 +32,7 @@ def this_cpu(root: Path = Path("/"), cores: int | None = None) -> Device:
     module; where a file is missing (another operating system) its default stands in.
 
     Args:
-        root: where `proc` and `sys` are mounted.
+        root: folder in which `proc` and `sys` are mounted.
         cores: logical cores to use; default: those this process may run on.
     """
     info = _cpu_info(_text(root / "proc/cpuinfo"))

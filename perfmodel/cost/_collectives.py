@@ -95,7 +95,7 @@ class CollectiveModel:
 
         Args:
             exchanges: library and direction of each.
-            index: where they stand among `groups` and `priced`.
+            index: their places among `groups` and `priced`.
         """
         # Without a published rate an exchange keeps its time as an all-to-all.
         time_s = _published_s(fabric, groups.take(index), exchanges)

@@ -373,7 +373,7 @@ class MonotoneGrid:
         """Collect all kernels that the times of events in a step depend on.
 
         Args:
-            fewest: see `FEWEST`; none where steps of few samples are the usual ones.
+            fewest: least number of samples, see `FEWEST`; none where steps of few samples are usual.
         """
         place: dict[Op, int] = {}
         lattices = []

@@ -333,7 +333,7 @@ def sustained_share(
     FLOPs leave out. It is assumed to draw at least the limit, so that it leaves no power for products.
 
     Args:
-        counts: how often each kernel runs (n).
+        counts: number of runs of each kernel (n).
         alone_s: times at the clock of a kernel timed alone (t).
 
     Returns:

@@ -81,7 +81,7 @@ def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) 
     Args:
         emulation: emulation of the script; its real ranks, wire and prices are ignored.
         cluster: the emulated cluster.
-        at_once: how many ranks are real together.
+        at_once: number of ranks that are real at once.
 
     Raises:
         EmulationError: as `emulate`; a rank that makes no two optimizer steps.

@@ -60,7 +60,7 @@ class BandwidthRatio:
         Args:
             redop: the reduction, empty or `none` for tests that reduce nothing.
             root: -1 for tests without one; None where the log has no such column.
-            ranks: how many there are, if that is known.
+            ranks: number of ranks, if known.
         """
         reduces = redop not in ("", "none")
         has_root = None if root is None else root not in ("", "-1", "N/A")

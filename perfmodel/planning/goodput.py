@@ -128,8 +128,8 @@ def goodput(
     """Compute the goodput of a run that stops when any device fails.
 
     Args:
-        problem: whose weights and optimizer states a checkpoint holds; every device writes as much of them.
-        layout: one that the problem can have.
+        problem: problem whose weights and optimizer states a checkpoint holds; all devices write equal parts.
+        layout: a possible layout of the problem.
         step_time_s: checkpoints are at least a step apart.
         reliability: failure rates of devices; those of published runs if not given.
 
@@ -229,7 +229,7 @@ def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart
         interval_s: training between checkpoints.
         stall_s: seconds for which training stands still at each checkpoint.
         hidden_s: seconds for which a checkpoint is still being written while training goes on.
-        restart_s: after a failure.
+        restart_s: seconds from a failure until training continues.
         mtbf_s: mean time between failures.
     """
     period_s = interval_s + stall_s

@@ -110,11 +110,11 @@ def communication_events(
     """All events of a step that lie between blocks.
 
     Args:
-        ranks: how ranks are numbered; the other fields of the layout do not matter.
-        states: how model states lie on the ranks.
+        ranks: layout by which ranks are numbered; its other fields do not matter.
+        states: placement of model states on the ranks.
         blocks: blocks of the shard.
         spec: the program.
-        spans: how many micro-batches transfers may carry.
+        spans: numbers of micro-batches that transfers may carry.
         counts: blocks of every segment of every stage.
         job, cluster: job and cluster of the problem.
     """

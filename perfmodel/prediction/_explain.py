@@ -299,7 +299,7 @@ def _part(
     Args:
         times: times of all blocks.
         block: index of the block.
-        runs: how often it runs through each phase.
+        runs: number of runs through each phase.
         exposed: share of each phase that nothing else hides.
     """
     event_s = (times.event_s + times.slowing_s)[block] * (runs * exposed)[:, None]

@@ -36,7 +36,7 @@ def step_interval(
 
     Args:
         path: events on the critical path.
-        degrees: how much the step has of each of `DEGREES`.
+        degrees: amount of each of `DEGREES` in the step.
     """
     # Of several kinds of nodes the least known one decides.
     if problem.kinds:

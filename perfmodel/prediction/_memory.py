@@ -86,9 +86,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     Axes of layouts broadcast against one another; the array namespace is that of `ranks.stored`.
 
     Args:
-        ranks: how many blocks each rank stores, and keeps activations of.
+        ranks: number of blocks that each rank stores, and that it keeps activations of.
         blocks: memory of each block.
-        sharding: how model states lie on ranks.
+        sharding: sharding of model states over ranks.
         setting: job, framework and cluster.
     """
     xp = ranks.stored.__array_namespace__()
@@ -326,7 +326,7 @@ def copied_params(
     layer.
 
     Args:
-        on_ranks: how many of each block every rank holds.
+        on_ranks: number of each block on every rank.
         shared: parameters that each block shares with the one before it.
     """
     xp = on_ranks.__array_namespace__()
@@ -393,7 +393,7 @@ def gathered_params(
     Args:
         params: parameters of every block.
         layers: which blocks are layers.
-        on_ranks: how many of each block every rank holds.
+        on_ranks: number of each block on every rank.
         ahead: layers that are gathered ahead.
     """
     # The layer in use and those prefetched, if the rank has as many. torch's `fully_shard` keeps weights outside of
@@ -410,7 +410,7 @@ def copied_bytes(
     """Activation bytes in host memory, and the bytes of one layer that are in transfer (`layer_copies`).
 
     Args:
-        on_ranks: how many of each block every rank holds.
+        on_ranks: number of each block on every rank.
         offloaded: layers, the first ones, whose activations wait there.
     """
     xp = on_ranks.__array_namespace__()

@@ -89,7 +89,7 @@ class StatePlace:
         """Place the ranks of a data-parallel group.
 
         Args:
-            ranks: how ranks are numbered.
+            ranks: layout by which ranks are numbered.
             replicate: sharding groups that the ranks form.
             replicas: pipeline ranks that hold the same stage, which join the group.
         """

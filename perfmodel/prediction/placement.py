@@ -69,7 +69,7 @@ class Network(NamedTuple):
 
         Args:
             n_bytes: bytes per rank; of tokens that are routed to experts, before they are copied for each.
-            choice: how tokens choose experts, where the collective exchanges them.
+            choice: routing of tokens to experts, where the collective exchanges them.
             exchange: the library that carries it out.
         """
         relayed_bytes = 0.0

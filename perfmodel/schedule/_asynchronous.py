@@ -69,8 +69,8 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
 
     Args:
         per_step: N, the micro-batches of a mini-batch.
-        slots: how many forwards a backward lasts as long as in the order, with any number of micro-batches in flight:
-            1 for the order of the paper's figures 7, 9 and 10, 2 N for that of real durations. Not given: the default.
+        slots: number of forwards that last as long as a backward, with any number of micro-batches under way: 1 in the
+            order of the paper's figures 7, 9 and 10, 2 N in that of real durations. Not given: the default.
     """
     # The work: a backward stands at the first micro-batch of its mini-batch.
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))

@@ -54,7 +54,7 @@ def chimera_model(
         devices: p.
         micro_batches: m, any number.
         forward_s, backward_s: seconds of a micro-batch on a stage (T_f, T_b).
-        transfer_s: between neighbouring stages (T_p2p).
+        transfer_s: seconds of a message between neighbouring stages (T_p2p).
         all_reduce_s: all-reduce of one stage's gradients over all its replicas (T_allreduce, see `rabenseifner_s`).
         pipelines: 2k.
 

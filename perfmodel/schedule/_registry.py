@@ -50,7 +50,7 @@ def leading_layers(
     Args:
         counts: blocks of every stage.
         layers: which blocks are layers.
-        per_stage: how many of a stage's layers are taken; fractions take part of a layer.
+        per_stage: number of layers to take from each stage; fractions take part of a layer.
     """
     xp = counts.__array_namespace__()
     # Segments and blocks of a stage in model order: each segment takes its share of the remaining blocks.

@@ -111,7 +111,7 @@ def predict_cases(
         framework: instead of the rows' own.
         site_of: constants of the place for the runs of a source: a report holds runs against constants that were
             fitted without them (`Site.without`).
-        keep: is given the place, the case and the prediction of every run that can be predicted.
+        keep: called with the place, the case and the prediction of every run that can be predicted.
 
     Raises:
         CalibrationError: there is no such calibration.

@@ -55,7 +55,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     the row instead: the result says whether there is such a row.
 
     Args:
-        axis: gets the limits `lo`..`hi`.
+        axis: axis to draw on; it gets the limits `lo`..`hi`.
         row_in: height of a row in inches.
     """
     from matplotlib.collections import LineCollection, PolyCollection

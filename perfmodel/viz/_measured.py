@@ -143,7 +143,7 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
     """Draw the reached rate against arithmetic intensity, with a marker per op family and a roof per element type.
 
     Args:
-        device: whose bandwidth and peak rates are drawn.
+        device: device whose bandwidth and peak rates are drawn.
         kernels: a row per measured kernel: `family`, `dtype`, `flops`, `bytes`, `time_s`.
 
     Raises:

@@ -110,7 +110,7 @@ class Lane:
         Args:
             failed: called with every error.
             first: whether the lane's thread runs before the script's.
-            copies_per_s: speed of the core of which processor times speak.
+            copies_per_s: speed of the core for which processor times are stated.
         """
         self._failed = failed
         self._first = first

@@ -40,7 +40,7 @@ def watch_waiting(folder: Path, rank: int, torch: Any) -> None:
     Args:
         folder: folder of the run.
         rank: this one.
-        torch: whose flight recorder knows the calls; a version that does not record gloo's says nothing.
+        torch: module with the flight recorder of calls; versions that do not record gloo's calls tell nothing.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:

@@ -147,7 +147,7 @@ class Connection:
         """Receive available data, up to some MiB.
 
         Args:
-            place: where the data of a message go.
+            place: buffer for the data of a message.
             arrived: called with every complete message.
 
         Returns:

@@ -139,7 +139,7 @@ class Operation:
             slot: slot of its messages.
             size: ranks of the group.
             place: index of the real rank in the group.
-            begin_s: when the emulated ranks come to it.
+            begin_s: time at which the emulated ranks begin it.
             network: network to the emulated ranks.
             links: links of the real rank.
             source: the same operation of the real rank whose data reach the emulated ones, None before its first

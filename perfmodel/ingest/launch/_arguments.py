@@ -79,7 +79,7 @@ def followed_script(
         text: the script.
         place: path of the script, for messages.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
     """
     job = requested(text)
     environment = {**os.environ, **(variables or {})}
@@ -119,7 +119,7 @@ def read_arguments(
         known: arguments that say something.
         switches: arguments that take no value.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
     """
     # The shell is followed first: `$ARGS` may hold all flags, and loops or functions may build them.
     script, job = followed_script(text, place, arguments, variables)

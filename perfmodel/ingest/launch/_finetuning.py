@@ -65,7 +65,7 @@ def tuning_fields(kind: Any, key: str, adapters: Adapters) -> Fields:
     Args:
         kind: the word, such as `full` or `lora`.
         key: the key that says it.
-        adapters: those that there are unless the word is `full`.
+        adapters: fields of the adapters, used unless the word is `full`.
     """
     word = str(kind).lower()
     if word == "full":

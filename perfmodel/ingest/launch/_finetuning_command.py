@@ -95,7 +95,7 @@ def finetuning_command(
         text: the script.
         place: path of the script, for messages.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
     """
     script, job = followed_script(text, place, arguments, variables)
     certain = [command for command in script.commands if command.certain]

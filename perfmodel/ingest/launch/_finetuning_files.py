@@ -171,7 +171,7 @@ def accelerate_flags(flags: Entries) -> dict[str, Entry]:
     """Flags of `accelerate launch` as entries that `with_named_files` reads beside its file.
 
     Args:
-        flags: those before the program, by names with underscores.
+        flags: flags before the program, by names with underscores.
     """
     entries: dict[str, Entry] = {}
     for name, entry in flags.items():

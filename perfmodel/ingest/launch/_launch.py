@@ -148,9 +148,9 @@ def settle(
     """Determine layout, model and job: from the file, else by the framework's defaults.
 
     Args:
-        place: path of the file, after which a model is called that the catalog does not have.
+        place: path of the file; also the name of a model that the catalog does not have.
         form: the file's format.
-        framework_name: whose defaults they are, beside those of the format.
+        framework_name: framework whose defaults apply besides the format's.
         unread: settings that were not understood, the worst first.
         notes: parts of the file that were not read, one sentence each.
         source_doubts: sentences on settings that may be wrong because the file alone does not state them.

@@ -34,7 +34,7 @@ def maxtext_command(
         text: the script.
         place: path of the script, for messages.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
     """
     if "benchmark_runner" in text:
         _refuse_benchmark(text, place, arguments, variables)

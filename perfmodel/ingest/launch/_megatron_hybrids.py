@@ -96,7 +96,7 @@ def delta_net_fields(arguments: Mapping[str, Any], has_experts: Sequence[bool]) 
     """Layers of which most have a gated delta net in place of attention.
 
     Args:
-        arguments: those of `DELTA_NETS`, the program and the number of layers.
+        arguments: arguments of `DELTA_NETS`, the program and the number of layers.
         has_experts: whether each layer has experts.
     """
     variants = [arguments[name] for name in _VARIANTS if arguments.get(name) is not None]

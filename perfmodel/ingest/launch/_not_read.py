@@ -65,7 +65,7 @@ def refuse_script(
         text: the script.
         place: path of the script, for messages.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
         known: arguments of training programs.
     """
     script, _ = followed_script(text, place, arguments, variables)

@@ -85,7 +85,7 @@ def primus_command(
         text: the script.
         place: path of the script, for messages.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
 
     Raises:
         LaunchFileError: the command trains on another framework than Megatron.

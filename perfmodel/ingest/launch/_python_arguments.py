@@ -132,7 +132,7 @@ def environment_variable(name: Any, variables: Mapping[str, str], default: Any) 
 
     Args:
         name: name of the variable.
-        variables: those that are set.
+        variables: environment variables that are set.
         default: value that the script uses otherwise.
     """
     if not isinstance(name, str):

@@ -128,7 +128,7 @@ def _parts(
 
     Args:
         entries_of_file: entries of the file itself.
-        folder: where the included files are.
+        folder: folder of the included files.
         notes: list that gets a sentence for every defaults file that is missing.
         doubts: list that gets a sentence for every other file that is missing.
     """

@@ -45,7 +45,7 @@ def recipe_command(
         text: the script.
         place: path of the script, for messages.
         arguments: the script's own arguments.
-        variables: set in its environment.
+        variables: environment variables of the script.
 
     Raises:
         LaunchFileError: a recipe that is not known.

@@ -233,7 +233,7 @@ def key(
     """The rule for one key that states one field; the names in `also` are read but not written.
 
     Args:
-        write: how it is written, where that takes more than this field.
+        write: function that writes it, where that takes more than this field.
     """
 
     def read(settings: Mapping[str, Any]) -> Fields:

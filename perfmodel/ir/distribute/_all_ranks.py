@@ -12,7 +12,7 @@ def all_ranks(program: Program, ranks: int, sharded: Mapping[str, int]) -> Progr
 
     Args:
         program: program of one device; its collectives have `replicas` of so many ranks, one device apart.
-        ranks: how many there are.
+        ranks: number of ranks.
         sharded: axis of the whole tensor along which ranks hold their parts in turn, by the name of an input or output;
             the others are alike on all ranks.
 

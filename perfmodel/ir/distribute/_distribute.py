@@ -158,7 +158,7 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
 
     Args:
         program: program of one device.
-        degrees: how far along each dimension.
+        degrees: degree of each parallel dimension.
         representative: write down the first tensor, expert and data rank of each stage only. Such a program is
             simulated like the whole one, whose other ranks do the same at the same time, and cannot be executed.
 

@@ -15,7 +15,7 @@ def tensor_parallel(
     """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows; Shoeybi et al. 2019).
 
     Args:
-        program: any program.
+        program: program to distribute.
         parts: tensor-parallel ranks of every device.
         sequence_parallel: shard activations along the sequence between the sliced products, so that all-reduces
             become reduce-scatters and all-gathers (Korthikanti et al. 2022, section 4.2.2).
@@ -61,7 +61,7 @@ def data_parallel(
     """Data parallelism: each replica computes a share of the batch, and gradients are summed.
 
     Args:
-        program: any program.
+        program: program to distribute.
         parts: replicas of every device.
         zero: stage of ZeRO (Rajbhandari et al. 2019): 1 shards the optimizer's state, 2 also gradients (reduced
             for every micro-batch), 3 also weights, which each pass of a micro-batch gathers. A tensor is
@@ -190,7 +190,7 @@ def pad_vocabulary(program: Program, multiple: int) -> Program:
     Logits grow too; in a loss the added classes take part as tokens that never occur, as Megatron-LM's do.
 
     Args:
-        program: not distributed.
+        program: undistributed program.
         multiple: usually the tensor-parallel degree, or 128 times that.
 
     Raises:

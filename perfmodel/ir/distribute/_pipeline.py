@@ -51,7 +51,7 @@ def pipeline(
         program: tagged by phase and layer; for a schedule of slices cut by `sequence_slices` into as many.
         schedule: any schedule over the stages; its micro-batches divide the batch.
         stage_of_layer: global stage of each layer; by default layers are dealt out evenly.
-        weights: how versions of weights are chosen (PipeDream, 2BW, nF1B), of schedules that update on the way.
+        weights: policy of weight versions (PipeDream, 2BW, nF1B), for schedules that update on the way.
         send_stream: `compute`: a send holds up both devices (DistIR); `send`: it runs beside their passes.
 
     Raises:

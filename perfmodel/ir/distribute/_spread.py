@@ -278,11 +278,11 @@ def conversion(
     Args:
         parts: the value's parts, in the order of the slices.
         tensor: type of the whole value.
-        current: how it is spread.
-        target: how it is to be; never `Partial`, which nothing needs.
+        current: present sharding.
+        target: wanted sharding; never `Partial`, which nothing needs.
         hint: new part j is named hint + str(j).
         tag: tag of the instructions.
-        replicas: where only the first part is written down, how many there are and how many devices apart.
+        replicas: number of parts and their distance in devices, where only the first part is written down.
     """
     n = replicas[0] if replicas else len(parts)
     names = tuple([f"{hint}{j}" for j in range(len(parts))])

@@ -43,7 +43,7 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
 
     Args:
         function: typed, without calls.
-        cluster: whose nodes the devices fill in order of their numbers; None: one node holds all.
+        cluster: cluster whose nodes the devices fill in order of their numbers; None: one node holds all.
 
     Raises:
         PerfModelError: a function without instructions, or for more devices than the cluster has.

@@ -186,7 +186,7 @@ def measure_pair(
         events: events of any number of programs, as `rank_events` returns them.
         hosts: two of them, where events leave their host.
         progress: called with (what is measured, how many, of how many).
-        backend: whose kernels and collectives.
+        backend: library of the kernels and collectives.
 
     Raises:
         PerfModelError: transfers between hosts without two hosts.
@@ -258,7 +258,7 @@ def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: 
 
     Args:
         function: a distributed program.
-        cluster: whose nodes the ranks fill in order.
+        cluster: cluster whose nodes the ranks fill in order.
         pair: measured on two ranks.
         cores: core of each rank.
 

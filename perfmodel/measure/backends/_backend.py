@@ -243,7 +243,7 @@ def beside_row(
     """Measure one kernel on all ranks of a group, alone or during the group's collective: its row of the table.
 
     Args:
-        group: whose collective is the one that the point names, where it names one.
+        group: group whose loaded collective is the one that the point names, if it names one.
         software: software of the kernels (`Backend.software`).
     """
     timing = time_calls(KernelBeside(group, point, meter), rule.resolved_by(meter))

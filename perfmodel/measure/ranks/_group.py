@@ -36,7 +36,7 @@ class RankGroup:
     Each process runs a session; by default one of collectives, which `load`, `sample` and `values` use.
 
     Args:
-        hosts: where the ranks run, equally many on each, next to one another; none: all on this host.
+        hosts: hosts of the ranks, which are shared out evenly in order; none: all run on this host.
         agents: instead, one per rank in their order (`members`).
 
     Raises:

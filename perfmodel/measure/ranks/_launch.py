@@ -63,7 +63,7 @@ def find_launch(
 
     Args:
         process: number of this process.
-        processes: how many there are; goes with `process`.
+        processes: number of processes; goes with `process`.
         coordinator: `HOST:PORT` at which process 0 is to be reached.
 
     Raises:

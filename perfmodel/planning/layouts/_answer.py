@@ -66,7 +66,7 @@ def answer(
         question, goal, options: the job and its layouts, the objective, and how the search works.
         cutoff: value of the goal above which layouts of an earlier question are better.
         executor: evaluates step times.
-        file: where step times are kept for a search that goes on after an interrupt, if anywhere.
+        file: file of step times, from which an interrupted search is continued; None for no file.
         report: called with the name of each stage and how far it is.
     """
     started = time.perf_counter()

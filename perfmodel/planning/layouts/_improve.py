@@ -158,7 +158,7 @@ def improve(
         method: one of `METHODS`.
         evaluated: layouts that enumeration evaluated.
         layouts: ranked layouts of even stages.
-        pool: further layouts to start from, that differ in more than their recompute.
+        pool: further layouts to start from, which differ in more than their recompute.
         choices: values that a relaxation may choose.
         report: called with the name of each stage and how far it is.
     """

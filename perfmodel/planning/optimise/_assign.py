@@ -41,7 +41,7 @@ def assign(
     Args:
         seconds: seconds of each item on each device; `inf` where it cannot go.
         n_bytes, capacity_bytes: memory of items and devices; none: no limit.
-        time_limit_s: after which the best so far is returned with its gap.
+        time_limit_s: seconds after which the best so far is returned with its gap.
 
     Raises:
         NothingFitsError: no assignment keeps the limits, or none was found in time.

@@ -167,9 +167,9 @@ def _bound(
     Args:
         reduce: reductions of gradients, of one micro-batch or of the step.
         gather: gathers of weights, before each forward pass or before the step.
-        gather_backward: those before each backward pass, if there are any.
+        gather_backward: gathers before each backward pass, if there are any.
         update_s: seconds of the update on the rank that is last.
-        update_and_gather_s: those of a sharded update and of the gather that follows it.
+        update_and_gather_s: seconds of a sharded update and of the gather that follows it.
     """
     sharded_weights, gathers_ahead = state.zero == 3, state.overlap_param_gather
     # Exchanges for every micro-batch lie between the passes if they are not overlapped, and on the stream anyway.

@@ -78,7 +78,7 @@ class Coverage:
 
         Args:
             of_model: the half-width that the model of sites gives.
-            unknown: how much of each driver the run has; those that are left out count 0.
+            unknown: amount of each driver in the run; drivers that are left out count 0.
         """
         known = exp(self.base) * of_model**self.power
         squares = [self.added.get(name, 0.0) ** 2 * saturated(value) for name, value in unknown.items()]
@@ -272,7 +272,7 @@ class SitePrior:
         Args:
             shares: shares of the step by class.
             more: variance from its events' own errors and the site's settings.
-            unknown: how much of each driver of `coverage` the run has beside the site's.
+            unknown: amount of each driver of `coverage` in the run, besides the site's.
         """
         # Factors move the step as far as it spends on their classes. A site's scatter is unknown: the interval is that
         # of a mixture over the nodes of its scales, then scaled to its nominal coverage.
@@ -298,7 +298,7 @@ class SitePrior:
             shares: shares of the time by class.
             event_half_widths: half-width of the 90 % interval of the time that errors of events contribute, relative to
                 it, by what has errors in common.
-            degrees: how much the time has of each of `DEGREES`; those that are left out count 0.
+            degrees: amount of each of `DEGREES` in the time; those that are left out count 0.
             unknown: see `half_width`.
         """
         # Events' own intervals, which are those of kernels, widened as far as steps show.

@@ -170,7 +170,7 @@ def conformal_scale(over: Float[np.ndarray, " runs"], weight: Float[np.ndarray, 
     prediction, Lei et al., JASA 113, 2018, section 2.2, with weights).
 
     Args:
-        over: how far every run lies off, in half-widths.
+        over: distance of every run from its prediction, in half-widths.
         weight: weight of every run.
     """
     if not len(over):

@@ -83,7 +83,7 @@ def filled_rows(
     Args:
         row: cells of one run.
         features: features of the run.
-        priors: how likely the values are.
+        priors: prior probabilities of the values.
         micro_batch: the framework's default, if that is known.
         narrow: the element type of 8 bits that the framework runs on the device, if any.
         names_schedules: whether its launches name their schedule (`LaunchDefaults.names_schedules`).

@@ -52,7 +52,7 @@ def fits_after_tries(
         weight: weights of the completions, which sum to 1.
         fits: probability of each to fit.
         group_of: group of every completion: settings that the user who runs the job cannot choose.
-        tries: how many completions of a group are tried; with 1 the answer is the mean over completions.
+        tries: number of completions of a group that are tried; with 1 the answer is the mean over completions.
     """
     total = 0.0
     for group in dict.fromkeys(group_of):

@@ -63,7 +63,7 @@ class ChoicePriors:
         Args:
             choice: name of the choice.
             contexts: contexts from the most general to the most special. The last one is that of the framework.
-            values: those that are possible. Counts of others are left out.
+            values: possible values. Counts of others are left out.
             default: the framework's default value, if that is known. Its prior probability is the
                 share of stated choices that equal their framework's default; counts of this framework are added to it.
         """

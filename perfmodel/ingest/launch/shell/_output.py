@@ -41,7 +41,7 @@ def pipeline_output(
         text_of: text of a here-document.
         variable: value of a variable.
         file_text: text of a file; None of one that is not there.
-        folder: where it runs.
+        folder: folder in which it runs.
     """
     # Each command reads the output of the one before it; an unknown command makes the whole output unknown.
     text: str | None = None

@@ -66,7 +66,7 @@ def run_script(
         place: path of the script; files that it sources are looked for beside it.
         environment: variables that are set outside.
         arguments: the script's own, `$1` and so on.
-        variables: set before it starts, as a scheduler does.
+        variables: environment variables set before it starts, as a scheduler does.
 
     Raises:
         LaunchFileError: a quote, bracket or block that is never closed, or a script that never ends.
