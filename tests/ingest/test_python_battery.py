@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lines_of_files import lines_of
 
-from perfmodel.ingest.launch.python_script import Thing, Unknown, follow
+from perfmodel.ingest.launch.python_script import ScriptObject, Unknown, follow
 
 NUMBERS = ("0", "1", "-3", "7", "2.5", "n", "True")
 OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "and", "or", "is", "is not")
@@ -98,4 +98,4 @@ def test_statements_leave_the_values_of_python(text: str) -> None:
 @pytest.mark.parametrize("text", LINES["unknown"])
 def test_what_a_script_does_not_tell_is_unknown(text: str) -> None:
     """What depends on the world around, fails, or could fill the memory."""
-    assert isinstance(followed(f"x = {text}"), Unknown | Thing)
+    assert isinstance(followed(f"x = {text}"), Unknown | ScriptObject)

@@ -232,7 +232,7 @@ class Expressions(ABC):
                 self.write(scope.outer_names.get(target.id, scope).names, target.id, MISSING)
             case ast.Attribute():
                 owner = self.value(target.value, scope)
-                if isinstance(owner, Thing):
+                if isinstance(owner, ScriptObject):
                     self.write(owner.fields, target.attr, MISSING)
             case ast.Subscript():
                 container, key = self.value(target.value, scope), self.value(target.slice, scope)
