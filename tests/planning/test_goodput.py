@@ -84,6 +84,8 @@ def test_llama_3_trains_most_of_the_time():
     assert found.mtbf_s == pytest.approx(54 * 86400 / 419)
     assert found.checkpoint_bytes == pytest.approx(405e9 * 14, rel=0.01)  # bf16, fp32 master and two moments
     assert found.write_s == pytest.approx(found.checkpoint_bytes / 2e12)
+    # Ten minutes until it goes on (MegaScale, arXiv 2402.15627, section 6.3), then the checkpoint is read.
+    assert found.restart_s == pytest.approx(600 + found.write_s)
     assert round(found.fraction, 2) == 0.93  # as the documentation says
     assert found.fraction + found.checkpointing + found.failing == pytest.approx(1)
 

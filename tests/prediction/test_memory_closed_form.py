@@ -246,6 +246,27 @@ def test_what_is_frozen_has_neither_gradients_nor_states() -> None:
         assert memory.gradients == memory.optimizer == 0
 
 
+@pytest.mark.parametrize(
+    ("cluster", "dtype", "bits"),
+    [
+        ("dgx-h100", "fp32", 32),
+        ("dgx-h100", "bf16", 16),
+        ("dgx-h100", "fp8", 8),
+        # Row-wise and column-wise, each 4 bits with a scale of 8 bits for 16 weights.
+        ("hgx-b200", "fp4", 2 * (4 + 8 / 16)),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_frozen_weights_are_kept_in_the_type_of_their_products(
+    cluster: str, dtype: str, bits: float, autocast: bool
+) -> None:
+    """Without a wider copy; under autocast they stay in fp32 as they were loaded."""
+    problem = problem_of("llama3-8b", PLAIN.replace(autocast=autocast), frozen=True, dtype=dtype)
+    problem = replace(problem, cluster=catalog.cluster(cluster))
+    (memory,) = needed_memory(problem, Layout(dp=4, zero=0))
+    assert memory.weights == pytest.approx(parameter_count(problem.model) * (32 if autocast else bits) / 8)
+
+
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_states_on_the_host_leave_the_device(zero: int) -> None:
     problem = problem_of("llama3-8b")
