@@ -13,7 +13,7 @@ from perfmodel.cli._flags import (
     problem_of,
 )
 from perfmodel.cli._show import emit, written
-from perfmodel.display import new_console, progress
+from perfmodel.display import new_console, progress, with_hanging_indent
 
 if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch
@@ -67,7 +67,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _show(health: "RunHealth", files: list[str]) -> None:
-    new_console().print(str(health), markup=False)
+    console = new_console()
+    for line in str(health).splitlines():
+        print(with_hanging_indent(line, console.width))
     written(files)
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Callable
+from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
 
 from perfmodel.display._table import FittedTable
@@ -29,6 +30,13 @@ def new_console(file: IO[str] | None = None) -> "Console":
     console = WholeTables(highlight=False, file=file)
     width_is_known = console.is_terminal or "COLUMNS" in os.environ
     return console if width_is_known else WholeTables(highlight=False, file=file, width=150)
+
+
+def with_hanging_indent(line: str, width: int) -> str:
+    """Break a line of text at blanks, so that its further lines stand two columns to the right of its first."""
+    indent = len(line) - len(line.lstrip())
+    further = " " * (indent + 2)
+    return "\n".join(wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False))
 
 
 def printed_text(show: Callable[["Console"], object]) -> str:

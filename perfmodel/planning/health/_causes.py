@@ -19,6 +19,8 @@ EVALUATIONS: Final = "evaluations"
 PERIODIC_STALLS: Final = "periodic_stalls"
 SLOWS_DOWN: Final = "slows_down"
 SKIPPED_STEPS: Final = "skipped_steps"
+REPORTED: Final = frozenset({CHECKPOINTS, EVALUATIONS, SKIPPED_STEPS})
+"""Causes that the log reports by name, so that no measurement has to confirm them."""
 
 
 @dataclass(frozen=True, kw_only=True)

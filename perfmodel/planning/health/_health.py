@@ -102,6 +102,12 @@ class RunHealth:
     """Phases of a step on the fastest and the slowest rank, where the log has timers."""
 
     @property
+    def suspected(self) -> Cause | None:
+        """A hidden fault that is likelier than all others together and than none, although the step is not unusual."""
+        guessed = [cause for cause in self.causes if _DECIDED <= cause.probability < 1]
+        return guessed[0] if guessed and self.healthy else None
+
+    @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
         return _verdict(self)
@@ -465,6 +471,9 @@ def _verdict(health: RunHealth) -> str:
     place = f"slower than {share} of comparable sites"
     if health.slower_than < 0.5:
         place = f"faster than {1 - health.slower_than:.0%} of comparable sites"
+    if health.healthy and health.suspected is not None:
+        cause = health.suspected
+        return f"in doubt: {cause.title} (probability {cause.probability:.0%}); the usual step is {place}"
     if health.healthy:
         but = ", but the log contradicts the script" if health.contradictions else ""
         return f"healthy{but}: {place}"

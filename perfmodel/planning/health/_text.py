@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from perfmodel.planning.health._causes import REPORTED
 from perfmodel.units import GIB, duration, plural
 
 if TYPE_CHECKING:
@@ -20,49 +21,62 @@ def health_text(health: "RunHealth") -> str:
         f"{prediction.global_batch}, sequence {prediction.seq_len}",
         *_measured(health),
         *_over_the_run(health),
-        "",
-        f"a typical healthy site takes {duration(health.typical_site_s)} per step, the best tenth of sites at most "
-        f"{duration(health.good_site_s)}",
     ]
-    if health.causes:
-        head = "likeliest causes, and the seconds per step that each would explain"
-        if health.healthy:
-            head = f"there may be no fault; if there is one: {head}"
-        lines += ["", head]
-        for place, cause in enumerate(health.causes, start=1):
-            surely = f"probability {min(cause.probability, 0.99):.0%}"
-            if cause.probability == 1:
-                surely = "shown by the log"
-            lines.append(f"{place}. {cause.title}: {duration(cause.explains_s)} ({surely})")
-            if cause.evidence:
-                lines.append(f"   {cause.evidence}")
-            lines.append(f"   remedy: {cause.remedy}")
-        # Causes that the log shows are certain. With guessed causes, there is a chance that nothing is wrong.
-        if any(cause.probability < 1 for cause in health.causes):
-            no_fault = f"{health.no_fault_probability:.0%}" if health.no_fault_probability >= 0.005 else "below 1%"
-            lines.append(f"probability that there is no fault and the site is just slower than most: {no_fault}")
-        if health.undecided:
-            lines.append(health.undecided)
-        to_tell_apart = ", to distinguish them" if len(health.causes) > 1 else ""
-        lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
+    lines += _causes(health)
     if series.warm_up_steps:
         steps = plural("step", series.warm_up_steps)
-        longer = duration(max(series.warm_up_s, 0.0))
-        lines.append(f"not counted: {series.warm_up_steps} {steps} of warm-up, {longer} longer than usual")
+        longer = f", {duration(series.warm_up_s)} longer than usual" if series.warm_up_s > 0 else ""
+        lines.append(f"not counted: {series.warm_up_steps} {steps} of warm-up{longer}")
     return "\n".join(lines)
+
+
+def _causes(health: "RunHealth") -> list[str]:
+    """Return lines on the likeliest causes and on the measurement that distinguishes them."""
+    # A step in the middle of comparable sites has no cause to be guessed.
+    is_usual = health.healthy and health.no_fault_probability > 0.5
+    causes = [cause for cause in health.causes if cause.probability == 1 or not is_usual]
+    if not causes:
+        return []
+    likeliest = "likeliest causes, and the seconds per step that each would explain"
+    if health.healthy and health.suspected is None:
+        likeliest = f"there may be no fault. If there is one, the {likeliest}"
+    lines = ["", likeliest]
+    for place, cause in enumerate(causes, start=1):
+        surely = f"probability {min(cause.probability, 0.99):.0%}"
+        if cause.probability == 1:
+            surely = "shown by the log"
+        lines.append(f"{place}. {cause.title}: {duration(cause.explains_s)} ({surely})")
+        if cause.evidence:
+            lines.append(f"   {cause.evidence}")
+        lines.append(f"   remedy: {cause.remedy}")
+
+    # Causes that the log shows are certain. With guessed causes, there is a chance that nothing is wrong.
+    if any(cause.probability < 1 for cause in causes):
+        no_fault = f"{health.no_fault_probability:.0%}" if health.no_fault_probability >= 0.005 else "below 1%"
+        lines.append(f"probability that there is no fault and the site is just slower than most: {no_fault}")
+        if health.undecided:
+            lines.append(health.undecided)
+    # What the log reports by itself needs no measurement.
+    if any(cause.name not in REPORTED for cause in causes):
+        to_tell_apart = ", to distinguish them" if len(causes) > 1 else ""
+        lines += ["", f"next{to_tell_apart}: {health.next_measurement}"]
+    return lines
 
 
 def _measured(health: "RunHealth") -> list[str]:
     prediction, series = health.prediction, health.series
     lines = [
-        f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)} (90 %: "
-        f"{duration(prediction.step_time_lo_s)} to {duration(prediction.step_time_hi_s)}), {health.excess_share:+.1%}"
+        f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)}, "
+        f"{health.excess_share:+.1%}",
+        f"of comparable sites, nine in ten take {duration(prediction.step_time_lo_s)} to "
+        f"{duration(prediction.step_time_hi_s)}, and the best tenth at most {duration(health.good_site_s)}",
     ]
     tokens_per_s = prediction.tokens_per_s_per_device * prediction.step_time_s / series.mean_s
-    lines.append(
-        f"with all stalls: {duration(series.mean_s)} per step, {tokens_per_s:,.0f} tokens/s per device "
-        f"(predicted {prediction.tokens_per_s_per_device:,.0f})"
-    )
+    throughput = f"{tokens_per_s:,.0f} tokens/s per device (predicted {prediction.tokens_per_s_per_device:,.0f})"
+    if series.stalls:
+        lines.append(f"with all stalls: {duration(series.mean_s)} per step, {throughput}")
+    else:
+        lines.append(f"throughput: {throughput}")
     if health.peak_bytes is not None and health.expected_peak_bytes is not None:
         measured, predicted = health.peak_bytes / GIB, health.expected_peak_bytes / GIB
         lines.append(f"peak memory ({health.peak_counter}): measured {measured:.1f} GiB, predicted {predicted:.1f} GiB")
@@ -74,11 +88,17 @@ def _over_the_run(health: "RunHealth") -> list[str]:
     series = health.series
     lines = [f"steps vary by {series.scatter:.1%} around their trend; {int(series.covered.sum()):,} steps counted"]
     if health.timers:
-        ranges = [
-            f"{phase.replace('_', ' ')} {duration(timer.least_s)} to {duration(timer.most_s)}"
-            for phase, timer in health.timers.items()
-        ]
-        lines.append(f"timers, from the fastest to the slowest rank: {', '.join(ranges)}")
+        ranges = []
+        for phase, timer in health.timers.items():
+            # Some frameworks time one rank only, and phases that a job does not have.
+            most = duration(timer.most_s)
+            of_ranks = most if timer.least_s == timer.most_s else f"{duration(timer.least_s)} to {most}"
+            if timer.most_s > 0:
+                ranges.append(f"{phase.replace('_', ' ')} {of_ranks}")
+        head = "timers"
+        if any(timer.least_s < timer.most_s for timer in health.timers.values()):
+            head = "timers, from the fastest to the slowest rank"
+        lines.append(f"{head}: {', '.join(ranges)}")
     for stalls in series.stalls:
         period_text = f", every {stalls.every:,} steps" if stalls.every else ""
         lines.append(

@@ -163,6 +163,18 @@ def test_a_healthy_run_is_called_healthy(form: str, name: str) -> None:
     assert not health.remarks
     assert health.no_fault_probability > 0.3
     assert abs(health.excess_share) < 0.2
+    assert health.suspected is None
+    # Causes are guessed where a fault is likelier than none.
+    assert ("likeliest causes" in str(health)) == (bool(health.causes) and health.no_fault_probability <= 0.5)
+
+
+def test_a_likely_fault_behind_a_usual_step_is_in_doubt() -> None:
+    """The step is one that many sites have, but the timers of this one show where it spends it."""
+    slow_link = SimulatedRun(form="megatron", job="llama 70b", settings=("inter_node_bandwidth=0.3x",), timers=True)
+    health = checked(slow_link)
+    assert health.slower_than < 0.9
+    assert health.suspected == health.causes[0]
+    assert health.verdict.startswith("in doubt: network between nodes below its rate (probability ")
 
 
 def test_a_run_with_a_certain_fault_is_not_healthy() -> None:
@@ -193,6 +205,7 @@ def test_text_and_json_tell_the_same() -> None:
     assert values["causes"][0]["title"] in text
     assert values["stalls"][0]["every"] == 40
     assert "every 40 steps" in text
+    assert "next" not in text  # the log reports checkpoints by name
     assert len(text.splitlines()) <= 40
     assert values["predicted"]["step_time_lo_s"] < values["predicted"]["step_time_s"]
     assert values["good_site_s"] < values["typical_site_s"]
