@@ -197,7 +197,7 @@ def liger_kernels(row: Row) -> Row:
     """Liger's kernels: of norms, rotary embeddings and activations, and of head and loss together."""
     if "liger kernels" not in _words(row, "notes").lower():
         return {}
-    return {"job.eager_kernels": "[]", "job.chunked_loss": "true"}
+    return {"job.eager_kernels": "[]", "job.chunked_loss": "true", "job.in_place_activation": "true"}
 
 
 def benchmark_scripts(row: Row) -> Row:

@@ -313,6 +313,9 @@ class SavedActivations:
     stops_recompute: bool = False
     """Recomputation of blocks and dense feed-forwards stops before the last product, whose result the backward pass
     does not need (XLA; torch's non-reentrant checkpoint)."""
+    in_place_activation: bool = False
+    """The gradients of gate and value overwrite them, instead of being new tensors (Liger-Kernel
+    src/liger_kernel/ops/swiglu.py and geglu.py, the backward kernels)."""
 
     def __post_init__(self) -> None:
         _require_known("recompute module", self.recompute_modules, RecomputeModule)

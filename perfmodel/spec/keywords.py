@@ -105,6 +105,7 @@ class ActivationKeywords(TypedDict, total=False):
     keep_gathered: bool
     recompute_modules: tuple[RecomputeModule, ...]
     stops_recompute: bool
+    in_place_activation: bool
 
 
 class FineTuningKeywords(TypedDict, total=False):

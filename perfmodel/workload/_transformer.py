@@ -90,7 +90,7 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
 def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
     """A layer of the sub-layers that a word of `MIXERS` stands for."""
-    # The widest activation inside, which backward holds at once as input and as output gradient.
+    # The widest activation inside, of which backward holds the gradients of its input and of its result at once.
     widest = local.tokens * local.hidden
     if set(word) & set("-*W"):
         widest = max(widest, local.tokens * local.ffn)
@@ -108,7 +108,14 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
     elif "C" in word:
         widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
     names = [name for letter, name in _NAMES.items() if letter in word]
-    return _layer(f"{names[0]}_layer", local, _sub_layers(model, local, word), widest=widest)
+    gradients = _activation_gradients(model, local) if set(word) & set("-E") else 2
+    return _layer(f"{names[0]}_layer", local, _sub_layers(model, local, word), widest=widest, gradients=gradients)
+
+
+def _activation_gradients(model: Transformer, local: ShardSizes) -> int:
+    """Number of new tensors for the gradients of a feed-forward's activation: of its input and of its result, or only
+    the latter where the former overwrites gate and value (`Job.in_place_activation`)."""
+    return 1 if local.job.activations.in_place_activation and model.block.gated_ffn else 2
 
 
 _NAMES: Final = {
@@ -244,14 +251,16 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
         feed_forward(model, decoder),
     )
 
+    gradients = _activation_gradients(model, encoder)
+
     # Cross-attention of every decoder layer reads the encoder's output, so that each stage passes it on to the next.
     passed_on = encoder.hidden_bytes
     return (
         (_embedding("embedding", model, encoder), 1),
-        (_layer("encoder_layer", encoder, encoder_layer), model.layers),
+        (_layer("encoder_layer", encoder, encoder_layer, gradients=gradients), model.layers),
         (_embedding("decoder_embedding", model, decoder, encoder), 1),
         (
-            _layer("decoder_layer", decoder, decoder_layer, passed_on_bytes=passed_on),
+            _layer("decoder_layer", decoder, decoder_layer, passed_on_bytes=passed_on, gradients=gradients),
             model.decoder_layers,
         ),
         (_head(model, decoder), 1),
@@ -306,11 +315,12 @@ def _layer(
     *,
     passed_on_bytes: float = 0.0,
     widest: int = 0,
+    gradients: int = 2,
 ) -> BlockOps:
     """A layer that may be recomputed.
 
-    Its workspace holds gradients of the hidden state, and of input and output of the widest activation (`widest`
-    elements, or the dense feed-forward's).
+    Its workspace holds the gradient of the hidden state, and `gradients` tensors as large as the widest activation
+    (`widest` elements, or the dense feed-forward's): the gradients of its input and of its result.
     """
     # Full recompute keeps the input alone, sharded along the sequence as norms see it.
     boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
@@ -320,7 +330,7 @@ def _layer(
         pieces,
         train=local.job.mode == "train",
         input_bytes=local.norm_bytes,
-        workspace_bytes=local.hidden_bytes + 2.0 * elements * local.act_bytes,
+        workspace_bytes=local.hidden_bytes + float(gradients) * elements * local.act_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
         stops_recompute=local.job.activations.stops_recompute,

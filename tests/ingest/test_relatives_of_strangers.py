@@ -476,6 +476,39 @@ def test_a_plugin_of_axolotl_cuts_the_loss_into_pieces() -> None:
     assert "chunked_loss" not in off.job_fields
 
 
+@pytest.mark.parametrize(
+    ("switches", "overwrites"),
+    [
+        ("liger_glu_activation: true", True),
+        ("liger_swiglu: true", True),
+        ("liger_rms_norm: true", False),
+        ("liger_glu_activation: false", False),
+    ],
+)
+def test_liger_s_activation_of_axolotl_overwrites_its_inputs(switches: str, overwrites: bool) -> None:
+    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
+    plugin = "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n"
+    launch = parse_launch(f"{text}{plugin}{switches}\n", "run.yaml", devices=8)
+    assert launch.job_fields.get("in_place_activation", False) == overwrites
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_liger_s_kernels_of_a_trainer_are_one_switch(is_on: bool) -> None:
+    text = f"""
+        model_name_or_path: Qwen/Qwen3-8B
+        stage: sft
+        finetuning_type: full
+        cutoff_len: 4096
+        per_device_train_batch_size: 1
+        bf16: true
+        enable_liger_kernel: {str(is_on).lower()}
+    """
+    fields = parse_launch(dedent(text), "run.yaml", devices=8).job_fields
+    named = ("eager_kernels", "chunked_loss", "in_place_activation")
+    liger = {"eager_kernels": (), "chunked_loss": True, "in_place_activation": True}
+    assert {name: fields[name] for name in named if name in fields} == (liger if is_on else {})
+
+
 LLAVA = """
     llm = "meta-llama/Meta-Llama-3-8B-Instruct"
     tower = "openai/clip-vit-large-patch14-336"

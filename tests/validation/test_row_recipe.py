@@ -302,9 +302,12 @@ def test_notes_tell_whether_liger_s_kernels_run_and_the_optimizer_is_sharded() -
     table = prepare(pd.DataFrame(rows).assign(framework="deepspeed@2026", case_id="a"))
     assert [None if pd.isna(stage) else int(stage) for stage in table["zero_stage"]] == [None, 1, 2]
     stated = {"framework": "deepspeed@2026", "job.chunked_loss": "true", "job.eager_kernels": "[]"}
-    assert table["job.chunked_loss"].tolist()[0] == stated["job.chunked_loss"]
+    stated |= {"job.in_place_activation": "true"}
+    assert {name: table[name].tolist()[0] for name in stated} == stated
     liger, plain = read_case(ROW | stated).job, read_case(ROW | {"framework": "deepspeed@2026"}).job
     assert liger.loss.chunked_loss
     assert not plain.loss.chunked_loss
+    assert liger.activations.in_place_activation
+    assert not plain.activations.in_place_activation
     assert liger.kernels.eager_kernels == ()
     assert plain.kernels.eager_kernels

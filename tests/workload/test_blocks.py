@@ -354,6 +354,26 @@ def test_narrow_logits_are_kept_once_in_their_own_type():
     assert full[0].activation_bytes.none == full[1].activation_bytes.none
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "gpt3-1.3b", "t5-v1.1-base", "t5-base"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_gradients_that_overwrite_gate_and_value_are_no_new_tensor(name: str, tp: int) -> None:
+    """The workspace is smaller by one tensor of the activation's size, where there is a gate; nothing else changes."""
+    net = model(name)
+    assert isinstance(net, Transformer)
+    shard = Shard(tp=tp, sequence_parallel=tp > 1)
+    job = Job(global_batch=4, seq_len=1024)
+    plain, in_place = (
+        [block for block, _ in blocks(net, replace(job, in_place_activation=on), shard)] for on in (False, True)
+    )
+    for before, after in zip(plain, in_place, strict=True):
+        assert replace(before, workspace_bytes=0.0) == replace(after, workspace_bytes=0.0)
+        saved = before.workspace_bytes - after.workspace_bytes
+        is_gated = before.is_layer and net.block.gated_ffn
+        assert (saved > 0) == is_gated
+        # Two tensors of that size were there before, of the activation's input and of its result.
+        assert not is_gated or before.workspace_bytes > 2 * saved
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_chunked_loss_never_has_more_logits_than_hidden_states(tp):
     """It keeps the gradient of the hidden states instead, and passes over as much."""

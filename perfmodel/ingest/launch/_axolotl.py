@@ -110,6 +110,8 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
     # Jobs know eager kernels as one group: it is fused if the norms and rotary embeddings of every layer are.
     needed = (is_on(settings.get("liger_rms_norm")), is_on(settings.get("liger_rope")))
     stated: Fields = {"eager_kernels": ()} if all(needed) else {}
+    if is_on(settings.get("liger_glu_activation")) or is_on(settings.get("liger_swiglu")):
+        stated |= {"in_place_activation": True}
     if is_on(settings.get("liger_fused_linear_cross_entropy")):
         return stated | {"chunked_loss": True}
     if is_on(settings.get("liger_cross_entropy")):

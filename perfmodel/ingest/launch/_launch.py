@@ -39,6 +39,7 @@ JOB_FIELDS: Final = (
     "bucket_bytes",
     "loss_with_gradient",
     "chunked_loss",
+    "in_place_activation",
     "fp8_params",
     "secondary_shards",
 )

@@ -164,7 +164,7 @@ def _fused(settings: Mapping[str, Any]) -> Fields:
     """Liger's kernels of norms, rotary embeddings, activations, and of head and loss together, which is its default."""
     if not any(is_on(value) for value in settings.values()):
         return {}
-    return {"eager_kernels": (), "chunked_loss": True}
+    return {"eager_kernels": (), "chunked_loss": True, "in_place_activation": True}
 
 
 _LIGER: Final = ("use_liger_kernel", "use_liger", "enable_liger_kernel")

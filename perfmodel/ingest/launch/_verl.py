@@ -125,7 +125,9 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 
 
 def _fused(settings: Mapping[str, Any]) -> Fields:
-    return {"eager_kernels": (), "chunked_loss": True} if is_on(settings["model.use_liger"]) else {}
+    if not is_on(settings["model.use_liger"]):
+        return {}
+    return {"eager_kernels": (), "chunked_loss": True, "in_place_activation": True}
 
 
 def _framework(fields: Fields, entries: Entries) -> str:

@@ -305,7 +305,8 @@ class ChunkedLoss(UnsaidSwitch):
 
     def variants(self, case: Case) -> Sequence[Variant]:
         off, on = super().variants(case)
-        return [off, replace(on, job={"chunked_loss": True, "eager_kernels": ()})]
+        liger = {"chunked_loss": True, "eager_kernels": (), "in_place_activation": True}
+        return [off, replace(on, job=liger)]
 
     def matters(self, case: Case) -> bool:
         job = case.job
