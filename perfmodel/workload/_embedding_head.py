@@ -236,7 +236,7 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     if _gathers_logits(local):
         local, seen_by_head = _of_whole_vocabulary(local), _of_whole_vocabulary(seen_by_head)
     if local.job.loss.chunked_loss:
-        return _logits_at_once(seen_by_head) * local.act_bytes
+        return _logits_at_once(seen_by_head) * local.act_bytes + _chunk_gradient_bytes(local)
 
     # A gradient that is written over the logits needs no further tensor.
     if local.job.loss.loss_with_gradient or local.job.loss.narrow_logits:
@@ -249,6 +249,18 @@ def head_workspace_bytes(model: Transformer, local: ShardSizes) -> float:
     if "loss_gradient" in local.job.kernels.eager_kernels:
         bytes_per_logit = max(bytes_per_logit, _gradient_bytes_per_logit(local, read_bytes))
     return _logits_at_once(seen_by_head) * bytes_per_logit
+
+
+def _chunk_gradient_bytes(local: ShardSizes) -> float:
+    """Bytes of the head's gradient from one chunk of tokens, in the type of the weights and in fp32.
+
+    Liger adds it up as `grad_weight += torch.mm(grad_logits_chunk.t(), _input_chunk).float()` (Liger-Kernel 0.5 to 0.7
+    src/liger_kernel/ops/fused_linear_cross_entropy.py), in tensors as large as the head's weight. A compiler
+    (`narrow_logits`) adds products up where the sum lies.
+    """
+    if local.job.mode != "train" or local.job.fine_tuning.frozen or local.job.loss.narrow_logits:
+        return 0.0
+    return float(local.vocab) * local.hidden * (local.act_bytes + 4)
 
 
 def _gathers_logits(local: ShardSizes) -> bool:

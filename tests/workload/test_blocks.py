@@ -384,7 +384,8 @@ def test_a_chunked_loss_never_has_more_logits_than_hidden_states(tp):
     )
     hidden, logits = 2 * 4096 * net.hidden, 2 * 4096 * net.vocab / tp
     assert together.activation_bytes.none - chunked.activation_bytes.none == pytest.approx(logits - hidden)
-    assert 0 < chunked.workspace_bytes <= hidden
+    # Besides a chunk's logits there is its weight gradient, in 16 bits and in fp32.
+    assert 0 < chunked.workspace_bytes - (2 + 4) * net.vocab / tp * net.hidden <= hidden
     assert chunked.forward == together.forward
 
 

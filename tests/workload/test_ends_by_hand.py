@@ -311,7 +311,12 @@ def test_a_chunked_loss_has_parts_of_the_tokens(vocab: int, rank: Rank) -> None:
     head = head_of(replace(PLAIN, vocab=vocab), rank, chunked_loss=True)
     padded = -(-vocab // (128 * rank.tp)) * 128 * rank.tp
     parts = -(-padded // H)
-    assert head.workspace_bytes == pytest.approx(2 * TOKENS * padded / rank.tp / parts)
+    chunk_logits = 2 * TOKENS * padded / rank.tp / parts
+    # The weight gradient of a chunk, as its product gives it and in fp32.
+    assert head.workspace_bytes == pytest.approx(chunk_logits + (2 + 4) * H * padded / rank.tp)
+    for added_in_place in ({"narrow_logits": True}, {"frozen": True}):
+        alone = head_of(replace(PLAIN, vocab=vocab), rank, chunked_loss=True, **added_in_place)
+        assert alone.workspace_bytes == pytest.approx(chunk_logits)
     assert head.activation_bytes.none == 2 * (2 * rank.rows + TOKENS) * H
     assert listed(head.forward)[-1] == pointwise("add", TOKENS, padded // rank.tp, 3)
 
