@@ -1,8 +1,10 @@
 """The documentation's code, page by page: Python runs, `shell` commands run, other commands at least parse."""
 
 import ast
+import importlib.util
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,19 @@ def test_a_stale_figure_is_noticed() -> None:
     assert not is_current("best: tp=8, 31 ms, 1,024 devices\nnext: fit\n", printed)
     assert not is_current("best: tp=8, 27.53 ms, 1,024 devices\n", printed)
     assert not is_current("best: tp=8, 27.53 ms, 1,024 devices\nthen: fit\n", printed)
+
+
+def test_the_page_of_seconds_has_a_row_for_each_journey() -> None:
+    spec = importlib.util.spec_from_file_location("journeys", ROOT / "benchmarks" / "journeys.py")
+    assert spec is not None
+    assert spec.loader is not None
+    journeys = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        # Dataclasses look for their module by its name.
+        patch.setitem(sys.modules, "journeys", journeys)
+        spec.loader.exec_module(journeys)
+    page = journeys.PAGE.read_text()
+    rows = [re.match(r"\| (.*?) \| `(.*)` \| [\d.]+, [\d.]+ \|", line) for line in page.splitlines()]
+    assert [row.groups() for row in rows if row] == [(one.question, one.shown) for one in journeys.JOURNEYS]
+    _, _, table = page.partition("-->\n")
+    assert journeys.with_table(page, table.partition("\n<!--")[0]) == page

@@ -83,7 +83,9 @@ def test_the_four_questions_are_answered_at_the_top(made, open_page):
     names = [knob["name"] for knob in made.data["machine"]["knobs"]]
     outer = names.index("inter_node_bandwidth")
     ratio = best["ratio"][outer][0]  # exact, at half the bandwidth
-    step = f"{1e3 * best['step_s'] * ratio:.4g} ms" if best["step_s"] * ratio < 1 else f"{best['step_s'] * ratio:.4g} s"
+    step = (
+        f"{1e3 * best['step_s'] * ratio:#.4g} ms" if best["step_s"] * ratio < 1 else f"{best['step_s'] * ratio:#.4g} s"
+    )
     change = f"{100 * (ratio - 1):+.1f} %"
     assert f"bandwidth between nodes: {step} ({change.removeprefix('+') if change == '+0.0 %' else change})" in answer
     page.fill("#tokens", "2e12")

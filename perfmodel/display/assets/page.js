@@ -12,6 +12,7 @@ const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCode
 
 const formats = [1, 2, 3, 4].map((n) => new Intl.NumberFormat("en", { maximumSignificantDigits: n })); // slow to make
 const digits = (value, n = 4) => formats[n - 1].format(value);
+const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4 });
 const percent = (value, n = 1) => (100 * value).toFixed(n) + " %";
 /** A share with its sign; without one where it rounds to zero. */
 function signed(value, n = 1) {
@@ -27,11 +28,12 @@ const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "\u00b5s"], [1e-9, "ns"]];
 /** Two times in one unit, that of the longer. */
 function secondsRange(low, high) {
   const [scale, unit] = SECONDS.find(([one]) => Math.abs(high) >= one) ?? SECONDS.at(-1);
-  return `${digits(low / scale)} \u2013 ${digits(high / scale)} ${unit}`;
+  return `${fourDigits.format(low / scale)} \u2013 ${fourDigits.format(high / scale)} ${unit}`;
 }
+/** Always four digits, so that the points of a column lie below one another. */
 function seconds(value) {
   for (const [scale, unit] of SECONDS.slice(0, 3))
-    if (Math.abs(value) >= scale) return digits(value / scale) + " " + unit;
+    if (Math.abs(value) >= scale) return fourDigits.format(value / scale) + " " + unit;
   return Math.abs(value) < 1e-10 ? "0 s" : digits(value / 1e-9, 3) + " ns";
 }
 function span(value) { // of days and hours

@@ -45,7 +45,7 @@ class Polytope:
 
 @dataclass(frozen=True)
 class Box:
-    """Real numbers between bounds, by a logistic function; on a log scale with `log`."""
+    """Maps real numbers to values between bounds by a logistic function, on a log scale if `log` is set."""
 
     shape: tuple[int, ...]
     low: float
