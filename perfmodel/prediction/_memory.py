@@ -243,7 +243,7 @@ def _count_params(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, set
     dense, expert = sum_over_blocks(ranks.stored, blocks.dense), sum_over_blocks(ranks.stored, blocks.expert)
     copied = 0.0
     if blocks.shared.any():
-        copied = copied_params(ranks.stored, blocks.shared)
+        copied = copied_params(ranks.stored, blocks.shared, blocks.shares_with)
         dense = dense + copied
     stored = updated = sharding.spread(dense, expert)
     if blocks.frozen.any():
@@ -320,19 +320,27 @@ def _weight_bytes(
 
 
 def copied_params(
-    on_ranks: Float[Any, "*layouts ranks blocks"], shared: Float[np.ndarray, "*layouts blocks"]
+    on_ranks: Float[Any, "*layouts ranks blocks"],
+    shared: Float[np.ndarray, "*layouts blocks"],
+    shares_with: Int[np.ndarray, "*layouts blocks"],
 ) -> Float[Any, "*layouts ranks"]:
     """Parameters of layers that share an earlier layer's weights, on ranks that hold a copy because they lack that
     layer.
 
     Args:
         on_ranks: number of each block on every rank.
-        shared: parameters that each block shares with the one before it.
+        shared: parameters that each block shares with an earlier one.
+        shares_with: place of that one.
     """
+    # A block finds its weights on the rank if the owner is there, or an earlier block with the same owner.
     xp = on_ranks.__array_namespace__()
-    has_block = on_ranks > 0
-    has_block_before = xp.concatenate([xp.zeros_like(has_block[..., :1]), has_block[..., :-1]], axis=-1)
-    return sum_over_blocks(xp.where(has_block & ~has_block_before, 1.0, 0.0), shared)
+    places = np.arange(shared.shape[-1])
+    is_owner = places == shares_with[..., :, None]
+    same_owner = (shares_with[..., :, None] == shares_with[..., None, :]) & (shared[..., None, :] > 0)
+    provides = is_owner | (same_owner & (places < places[:, None]))
+    has_block = xp.where(on_ranks > 0, 1.0, 0.0)
+    n_providing = xp.sum(has_block[..., None, :] * provides[..., None, :, :], axis=-1)
+    return sum_over_blocks(xp.where(n_providing > 0, 0.0, has_block), shared)
 
 
 def reduction_bucket_bytes(job: Job, framework: Framework) -> float:

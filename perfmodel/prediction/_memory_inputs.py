@@ -70,7 +70,9 @@ class BlockBytes:
     frozen: Float[np.ndarray, "*layouts blocks"]
     """Parameters of `dense` that have no gradients although others have."""
     shared: Float[np.ndarray, "*layouts blocks"]
-    """Parameters that a block shares with the previous one; a rank without that one holds a copy."""
+    """Parameters that a block shares with an earlier one; a rank without that one holds a copy."""
+    shares_with: Int[np.ndarray, "*layouts blocks"]
+    """Place of that earlier block."""
     largest_weight: Float[np.ndarray, "*layouts blocks"]
     """Parameters of the largest weight of a block; the weights of all experts count as one."""
     layers: Bool[np.ndarray, "*layouts blocks"]
@@ -125,6 +127,7 @@ class BlockBytes:
             expert=spread([shard.expert_params for shard in shards]),
             frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             shared=spread([shard.shared_params for shard in shards]),
+            shares_with=spread([shard.shares_with for shard in shards]),
             largest_weight=spread([largest_weights(shard) for shard in shards]),
             layers=layers,
             saves_operands=layers & ~recomputed,

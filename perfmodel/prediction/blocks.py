@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.catalog import exchange_library
 from perfmodel.cost import EventTimes
@@ -73,7 +73,9 @@ class ShardBlocks:
     expert_params: Float[np.ndarray, " blocks"]
     """Expert parameters per device of each block."""
     shared_params: Float[np.ndarray, " blocks"]
-    """Parameters that each block shares with the one before it (`BlockOps.shared_params`)."""
+    """Parameters that each block shares with an earlier one (`BlockOps.shared_params`)."""
+    shares_with: Int[np.ndarray, " blocks"]
+    """Place of that earlier block."""
     activation_bytes: Float[np.ndarray, "blocks modes"]
     """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
     workspace_bytes: Float[np.ndarray, " blocks"]
@@ -196,6 +198,7 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         kinds=tuple((block.is_layer, repeats) for block, repeats in blocks),
         expert_params=expert_params,
         shared_params=np.array([block.shared_params for block, _ in blocks], float),
+        shares_with=np.array([block.shares_with for block, _ in blocks], int),
         activation_bytes=np.array(saved_bytes, float),
         workspace_bytes=np.array([block.workspace_bytes for block, _ in blocks], float),
     )

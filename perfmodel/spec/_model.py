@@ -48,7 +48,17 @@ _SIZES_OR_NONE: Final = (
     "mtp_layers",
     "position_offset",
 )
-_PART_OF_LETTER: Final = {"M": "mamba", "S": "selective_scan", "L": "delta_net", "C": "short_conv"}
+_PART_OF_LETTER: Final = {
+    "M": "mamba",
+    "S": "selective_scan",
+    "L": "delta_net",
+    "C": "short_conv",
+    "R": "time_mix",
+    "A": "shared_block",
+    "I": "indexer",
+    "P": "layer_embedding",
+    "U": "streams",
+}
 """The field of `HybridStack` with the sizes of each mixer, by its letter."""
 
 
@@ -159,9 +169,11 @@ class Transformer(Stated, Sectioned):
                 raise PerfModelError(
                     f"{owner}: give {part} if mixers has a {letter}, or else leave it out; mixers={mixers!r}"
                 )
-        for letter, part, stated in (("E", "experts", self.experts), ("W", "window", self.attention.window)):
+        window = self.attention.window
+        for letter, part, stated in (("E", "experts", self.experts), ("W", "window", window), ("V", "window", window)):
             if letter in letters and not stated:
                 raise PerfModelError(f"{owner}: mixers={mixers!r} needs {part} for {letter}")
+        self._check_neighbours(owner)
 
         # A mixer beside attention stands right behind it, at the start of a layer.
         layers_with_mamba = [layer for layer in mixers.split() if "M" in layer]
@@ -171,6 +183,31 @@ class Transformer(Stated, Sectioned):
                 f"{owner}: parallel_mixers needs every M in mixers to be written as *M at the start of its layer, "
                 f"and norms at the input; got {mixers!r}"
             )
+
+    def _check_neighbours(self, owner: str) -> None:
+        """Raise `PerfModelError` unless sub-layers that belong together stand together, and sizes by layer fit."""
+        hybrid, latent = self.hybrid, self.latent_attention
+        letters = " ".join(self.stack)
+        if hybrid.indexer and (letters.count("I") != letters.count("I*") or latent is None or not latent.q_lora_rank):
+            raise PerfModelError(
+                f"{owner}: an indexer needs every I in mixers to stand right before a *, and latent_attention with a "
+                f"q_lora_rank; got {hybrid.mixers!r}"
+            )
+        if hybrid.shortcut_experts and letters.count("E") != letters.count("-E"):
+            raise PerfModelError(
+                f"{owner}: shortcut_experts needs every E in mixers to stand right behind a -; got {hybrid.mixers!r}"
+            )
+        reused = set(letters) & set("QV")
+        if reused and (latent is not None or self.decoder_layers):
+            raise PerfModelError(f"{owner}: Q and V in mixers cannot be combined with latent_attention")
+        if hybrid.ffn_sizes:
+            require_whole(owner, {f"ffn_sizes[{i}]": size for i, size in enumerate(hybrid.ffn_sizes)})
+            others = [name for name in ("layer_groups", "decoder_layers", "sub_norms") if self.value(name)]
+            if len(hybrid.ffn_sizes) != self.layers or others:
+                raise PerfModelError(
+                    f"{owner}: ffn_sizes must have a number for each of {self.layers} layers, got "
+                    f"{len(hybrid.ffn_sizes)}, and cannot be combined with layer_groups, decoder_layers or sub_norms"
+                )
 
     def _check_combinations(self, owner: str) -> None:
         """Raise `PerfModelError` for parts that do not go together."""
@@ -273,6 +310,20 @@ class Transformer(Stated, Sectioned):
     def value_dim(self) -> int:
         """Elements of a head's values, without latent attention."""
         return self.attention.value_dim or self.head_dim
+
+    @cached_property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """Inner size of the dense feed-forward of each layer."""
+        return self.hybrid.ffn_sizes or (self.ffn_hidden,) * self.layers
+
+    @cached_property
+    def uneven_inner(self) -> int:
+        """Inner elements that the dense feed-forwards of all layers have more, or fewer, than if each had
+        `ffn_hidden`."""
+        further = 0
+        for word, size in zip(self.stack, self.inner_sizes, strict=True):
+            further += word.count("-") * (size - self.ffn_hidden)
+        return further
 
     @property
     def inner_projections(self) -> int:

@@ -7,24 +7,38 @@ from perfmodel.spec._documented import Stated
 from perfmodel.spec.parts import (
     AdaLN,
     DeltaNet,
+    Distances,
+    Indexer,
+    LayerEmbedding,
     Mamba,
     NarrowEmbedding,
     Patches,
     SelectiveScan,
+    SharedBlock,
     ShortConv,
     Spectrogram,
+    Streams,
+    TimeMix,
     WindowHeads,
 )
 
 MIXERS: Final = {
     "*": "attention",
     "W": "attention in the window",
+    "Q": "attention with the keys and values of an earlier layer",
+    "V": "the same in the window",
+    "I": "an indexer that selects keys for the attention behind it",
+    "A": "a block shared with other layers",
     "M": "mamba",
     "S": "selective scan (the first Mamba)",
     "L": "gated delta net",
     "C": "gated short convolution",
+    "R": "time mixing (RWKV)",
+    "K": "channel mixing (RWKV's feed-forward)",
     "E": "experts",
     "-": "a dense feed-forward",
+    "P": "the layer's own embedding of the token",
+    "U": "updates of further residual streams",
 }
 """Kinds of layers by letter of `HybridStack.mixers`."""
 
@@ -53,6 +67,8 @@ class AttentionForm(Stated):
     """A bias in attention's output projection even where `bias` is off (InternLM)."""
     unbiased_projections: tuple[Literal["query", "key", "value"], ...] = ()
     """Projections of attention that have no bias even where `bias` is on (Whisper's keys)."""
+    distances: Distances | None = None
+    """Projections of a table of distances in every layer (DeBERTa); scores of distances are not counted."""
     qk_norm: bool = False
     """Queries and keys are normalised, each head by itself (Qwen3)."""
     qk_norm_of_all_heads: bool = False
@@ -162,6 +178,21 @@ class HybridStack(Stated):
     """Sizes of the layers with letter L."""
     short_conv: ShortConv | None = None
     """Sizes of the layers with letter C."""
+    time_mix: TimeMix | None = None
+    """Sizes of the layers with letter R."""
+    shared_block: SharedBlock | None = None
+    """Sizes of the layers with letter A."""
+    indexer: Indexer | None = None
+    """Sizes of the layers with letter I."""
+    layer_embedding: LayerEmbedding | None = None
+    """Sizes of the layers with letter P."""
+    streams: Streams | None = None
+    """Residual streams of the layers with letter U."""
+    ffn_sizes: tuple[int, ...] = ()
+    """Inner size of the dense feed-forward of each layer, where layers differ in it (Nemotron-NAS); any number where a
+    layer has none. Empty: `ffn_hidden` in all."""
+    shortcut_experts: bool = False
+    """Experts right behind a dense feed-forward, `-E`, take the same normed input (LongCat-Flash)."""
 
 
 @dataclass(frozen=True, kw_only=True)

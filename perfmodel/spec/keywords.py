@@ -23,14 +23,20 @@ from perfmodel.spec.notation import PerRank, PerStage
 from perfmodel.spec.parts import (
     AdaLN,
     DeltaNet,
+    Distances,
     Experts,
+    Indexer,
     LatentAttention,
+    LayerEmbedding,
     Mamba,
     NarrowEmbedding,
     Patches,
     SelectiveScan,
+    SharedBlock,
     ShortConv,
     Spectrogram,
+    Streams,
+    TimeMix,
     WindowHeads,
 )
 
@@ -154,6 +160,7 @@ class AttentionKeywords(TypedDict, total=False):
     qkv_bias: bool
     output_bias: bool
     unbiased_projections: tuple[Literal["query", "key", "value"], ...]
+    distances: Distances | None
     qk_norm: bool
     qk_norm_of_all_heads: bool
     attention_gate: bool
@@ -216,6 +223,13 @@ class HybridKeywords(TypedDict, total=False):
     selective_scan: SelectiveScan | None
     delta_net: DeltaNet | None
     short_conv: ShortConv | None
+    time_mix: TimeMix | None
+    shared_block: SharedBlock | None
+    indexer: Indexer | None
+    layer_embedding: LayerEmbedding | None
+    streams: Streams | None
+    ffn_sizes: tuple[int, ...]
+    shortcut_experts: bool
 
 
 class FurtherTokenKeywords(TypedDict, total=False):

@@ -1,6 +1,7 @@
 """Further parts of transformers: experts, mixers, patches, conditioning."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._documented import Stated
@@ -35,6 +36,9 @@ class Experts(Stated):
     branch_norms: bool = False
     """Routed experts have norms of their own at both ends, the shared one has one behind it, and the router has one
     before it and a scale for every expert (Gemma 4)."""
+    idle: int = 0
+    """Further experts that the router may choose and that compute nothing (LongCat-Flash, arXiv 2509.01322, section
+    2.1); `topk` counts the others alone."""
     latent: int = 0
     """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
@@ -42,7 +46,7 @@ class Experts(Stated):
     def __post_init__(self) -> None:
         positive = ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")
         require_whole("experts", {name: getattr(self, name) for name in positive})
-        none_or_more = ("shared_ffn_hidden", "first_dense_layers", "latent")
+        none_or_more = ("shared_ffn_hidden", "first_dense_layers", "idle", "latent")
         require_whole("experts", {name: getattr(self, name) for name in none_or_more}, least=0)
 
         # A token cannot choose more than there are; groups are equally large.
@@ -75,6 +79,35 @@ class LatentAttention(Stated):
         sizes = dict(vars(self))
         require_whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
         require_whole("latent attention", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer(Stated):
+    """The indexer of DeepSeek sparse attention (DeepSeek-V3.2, arXiv 2512.02556, section 2.1): small heads score all
+    keys for each query of the latent attention behind it, which then sees the best ones. Attention is counted over all
+    keys nevertheless."""
+
+    heads: int
+    """Heads of the indexer's queries, made from the compressed queries of attention; all share one key."""
+    head_dim: int
+    """Elements of such a query, and of the key."""
+
+    def __post_init__(self) -> None:
+        require_whole("indexer", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances(Stated):
+    """Projections of a table of distances between tokens that every layer has of its own (DeBERTa, arXiv 2006.03654,
+    section 3.1). The table itself counts as rows of positions."""
+
+    rows: int
+    """Rows of the table."""
+    projections: tuple[Literal["query", "key"], ...]
+    """What rows are projected to; each with a bias where tokens' projection has one."""
+
+    def __post_init__(self) -> None:
+        require_whole("distances", {"rows": self.rows})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +198,68 @@ class ShortConv(Stated):
 
     def __post_init__(self) -> None:
         require_whole("short_conv", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeMix(Stated):
+    """Time mixing of RWKV-4 (Peng et al., arXiv 2305.13048, section 3.1.2): a weighted mean of earlier values, whose
+    weights decay at a rate of their own in every channel, scanned over tokens."""
+
+    inner: int
+    """Channels of receptances, keys and values."""
+
+    def __post_init__(self) -> None:
+        require_whole("time_mix", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBlock(Stated):
+    """Transformer blocks whose weights several layers share (Zamba, arXiv 2405.16712, section 2): attention over the
+    hidden state beside the token's embedding, a feed-forward, and a projection that each layer has of its own. Heads
+    and inner size are those of the model."""
+
+    copies: int = 1
+    """Blocks with weights of their own, which layers use in turn (Zamba 2)."""
+    adapter_rank: int = 0
+    """Rank of adapters beside the feed-forward's first product, trained with the model, that each layer has of its own
+    (Zamba 2); 0 for none."""
+    attention_adapters: bool = False
+    """There are such adapters beside the projections of queries, keys and values too."""
+
+    def __post_init__(self) -> None:
+        require_whole("shared_block", {"copies": self.copies})
+        require_whole("shared_block", {"adapter_rank": self.adapter_rank}, least=0)
+        if self.attention_adapters and not self.adapter_rank:
+            raise PerfModelError("shared_block: attention_adapters needs adapter_rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEmbedding(Stated):
+    """Token embeddings for every layer by itself (Gemma 3n and Gemma 4, per-layer embeddings): a row for each layer,
+    to which a projection of the token's embedding is added, gated by the layer's hidden state."""
+
+    width: int
+    """Elements of a row."""
+    vocab: int
+    """Rows of the table."""
+
+    def __post_init__(self) -> None:
+        require_whole("layer_embedding", vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams(Stated):
+    """Several residual streams, of which a layer computes on one and predicts and corrects the others (alternating
+    updates, arXiv 2301.13310), with a low-rank residual beside attention (LAuReL, arXiv 2411.07501); both in Gemma
+    3n."""
+
+    count: int
+    """Streams, the one that layers compute on included."""
+    low_rank: int
+    """Rank of the residual beside attention."""
+
+    def __post_init__(self) -> None:
+        require_whole("streams", vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,11 @@ The core is scores, softmax and context, fused or materialised, on one device or
 """
 
 from dataclasses import replace
+from typing import Literal
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm, KernelOp, MemoryBound
 from perfmodel.spec import AdapterModule, Transformer
-from perfmodel.spec.parts import LatentAttention
+from perfmodel.spec.parts import Distances, LatentAttention
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._linear import adapters, column_linear, linear, row_linear
 from perfmodel.workload._local import ShardSizes
@@ -40,12 +41,14 @@ def self_attention(
     causal: bool,
     window: int = 0,
     reduced: bool = True,
+    own_keys: bool = True,
 ) -> list[Piece]:
     """Multi-head or grouped-query attention, or multi-head latent attention where the model has it.
 
     Args:
         reduced: False where the result of tensor-parallel ranks stays a sum over these (`perfmodel.spec.Transformer`,
             `parallel_blocks`, which latent attention does not go with).
+        own_keys: False where keys and values are those of an earlier layer.
     """
     # A server that makes one token at a time works on the compressed cache itself.
     if model.latent_attention is not None:
@@ -59,7 +62,8 @@ def self_attention(
 
     # Queries, keys and values come from one product.
     # In 8-bit attention, only the narrow copies of queries, keys and values are saved.
-    outputs = projection_outputs(model, heads=heads, kv_heads=kv_heads)
+    own_kv_heads = kv_heads if own_keys else 0
+    outputs = projection_outputs(model, heads=heads, kv_heads=own_kv_heads)
     has_adapters = job.fine_tuning.adapter_rank > 0
     projection = column_linear(
         local,
@@ -70,21 +74,23 @@ def self_attention(
         shares_input=has_adapters and local.adapts("linear_qkv", "q_proj", "k_proj", "v_proj"),
     )
     if attention.unbiased_projections:
-        unbiased = unbiased_outputs(model, heads=heads, kv_heads=kv_heads)
+        unbiased = unbiased_outputs(model, heads=heads, kv_heads=own_kv_heads)
         projection = replace(projection, params=projection.params - unbiased)
     pieces = [projection]
+    if attention.distances is not None:
+        pieces += _projected_distances(model, local, attention.distances)
 
     # What some models, or some software, have between the projection and the scores.
     if has_adapters:
         pieces += adapters(local, list(outputs.items()), local.hidden)
     if attention.qk_norm:
-        pieces += head_norm(model, local)
+        pieces += head_norm(model, local, own_keys=own_keys)
     if not job.kernels.fuses("attention_layout"):
         pieces += attention_layout(model, local)
     if model.inputs.positions == "rope":
-        pieces.append(rotary(local, (heads + kv_heads) * d))
+        pieces.append(rotary(local, (heads + own_kv_heads) * d))
 
-    core = _attention_core(
+    core = attention_core(
         model,
         local,
         kv_heads=heads if job.kernels.repeated_keys else kv_heads,
@@ -100,6 +106,22 @@ def self_attention(
     return [*pieces, *_output(model, local, heads * d_v, reduced=reduced)]
 
 
+def _projected_distances(model: Transformer, local: ShardSizes, distances: Distances) -> list[Piece]:
+    """Projections of the table of distances, once for all tokens of a micro-batch."""
+    width = local.heads * model.head_dim
+    pieces = []
+    for name in distances.projections:
+        bias = has_bias(model, name)
+        pieces.append(column_linear(local, width, local.hidden, bias=bias, tokens=distances.rows, communicates=False))
+    return pieces
+
+
+def has_bias(model: Transformer, projection: Literal["query", "key"]) -> bool:
+    """Whether a projection of attention has a bias."""
+    biased = model.block.bias or model.attention.qkv_bias
+    return biased and projection not in model.attention.unbiased_projections
+
+
 def unbiased_outputs(model: Transformer, *, heads: int, kv_heads: int) -> int:
     """Output elements of projections without bias (`Transformer.unbiased_projections`)."""
     heads_of_projection = {"query": heads, "key": kv_heads, "value": kv_heads}
@@ -110,7 +132,9 @@ def projection_outputs(model: Transformer, *, heads: int, kv_heads: int) -> dict
     """Output elements of the projection of queries, keys and values, and of its parts, beside each of which an adapter
     may stand."""
     queries, keys, values = projected(model, heads=heads, kv_heads=kv_heads)
-    outputs: dict[AdapterModule, int] = {"linear_qkv": queries + keys + values, "q_proj": queries, "k_proj": keys}
+    outputs: dict[AdapterModule, int] = {"linear_qkv": queries + keys + values, "q_proj": queries}
+    if keys:
+        outputs["k_proj"] = keys
     if values:
         outputs["v_proj"] = values
     return outputs
@@ -149,7 +173,7 @@ def cross_attention(model: Transformer, local: ShardSizes, memory_len: int) -> l
     return [
         replace(queries, params=queries.params - unbiased_queries),
         replace(keys_and_values, params=keys_and_values.params - unbiased_keys_and_values),
-        _attention_core(
+        attention_core(
             model,
             local,
             kv_heads=kv,
@@ -194,7 +218,7 @@ def _latent_attention(
         *_latent_rotation(model, local, latent),
         pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded_bytes),
     ]
-    core = _attention_core(
+    core = attention_core(
         model,
         local,
         kv_heads=heads,
@@ -303,7 +327,7 @@ def _output(model: Transformer, local: ShardSizes, width: int, *, reduced: bool 
     return pieces
 
 
-def _attention_core(
+def attention_core(
     model: Transformer,
     local: ShardSizes,
     *,

@@ -168,7 +168,10 @@ class BlockOps:
     tied_params: int = 0
     """Parameters shared with the first embedding; stored a second time only if the two are on different stages."""
     shared_params: int = 0
-    """Parameters shared with the previous block; stored a second time only on ranks without that block."""
+    """Parameters shared with an earlier block; stored a second time on ranks without that block, once for all that
+    share them there."""
+    shares_with: int = 0
+    """Place of that block among the model's blocks."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
     workspace_bytes: float = 0.0
     """Transient peak inside the block, in addition to `activation_bytes`."""

@@ -14,8 +14,9 @@ from functools import singledispatch
 
 from perfmodel.spec import AdapterModule, ConvNet, Job, Mlp, Model, Recompute, Transformer
 from perfmodel.spec.parts import Experts, Patches
-from perfmodel.workload._attention import projected, projection_outputs
+from perfmodel.workload._attention import projection_outputs
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
+from perfmodel.workload._indexer import indexer_weights
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._recurrent import (
@@ -26,6 +27,10 @@ from perfmodel.workload._recurrent import (
     short_conv_weights,
     state_space_products,
 )
+from perfmodel.workload._shared_block import own_weights, shared_weights
+from perfmodel.workload._streams import projection_weights, update_weights
+from perfmodel.workload._time_mix import channel_mix_weights, time_mix_weights
+from perfmodel.workload._weights import attention_weights, ffn_weights, key_value_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +138,14 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     head, vocabulary = _head_flops(model, job, batch, s_out)
 
     # Products with frozen weights have no weight gradient, nor has the vocabulary projection if its tied table is
-    # frozen.
+    # frozen. Those of an indexer have no gradient of their input instead.
     frozen = 0.0
+    if model.hybrid.indexer:
+        frozen = 2.0 * batch * s * letters["I"] * indexer_weights(model, model.hybrid.indexer)
     if job.fine_tuning.frozen:
         frozen = layers + head
     elif job.fine_tuning.frozen_embedding and model.head.tied_embeddings and not model.inputs.patches:
-        frozen = vocabulary
+        frozen += vocabulary
 
     # What selective recomputation repeats.
     modules = job.activations.recompute_modules
@@ -153,7 +160,7 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 
     # Mixers with a state, and adapters, multiply in addition to the model's weights.
     state_products = adapter_products = 0.0
-    if set("MSL") & set(letters):
+    if set("MSLR") & set(letters):
         state_products = _state_products_per_token(model, letters)
     if job.fine_tuning.adapter_rank:
         adapter_products = _adapter_products(model, job, s_out)
@@ -179,12 +186,15 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
     h, hybrid = model.hidden, model.hybrid
     # A module of multi-token prediction also joins two hidden states.
     weights = (
-        letters["*"] * attention_weights(model)
+        (letters["*"] + letters["Q"]) * attention_weights(model)
         + letters["-"] * ffn_weights(model, model.ffn_hidden)
+        + ffn_weights(model, model.uneven_inner)
         + model.mtp.mtp_layers * 2 * h * h
     )
-    if letters["W"]:
-        weights += letters["W"] * attention_weights(model.in_window)
+    if letters["W"] or letters["V"]:
+        weights += (letters["W"] + letters["V"]) * attention_weights(model.in_window)
+    # Keys and values of an earlier layer are not projected again.
+    weights -= letters["Q"] * key_value_weights(model) + letters["V"] * key_value_weights(model.in_window)
     if model.experts:
         weights += letters["E"] * _moe_weights(model, model.experts)
     if hybrid.mamba:
@@ -195,6 +205,19 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
         weights += letters["L"] * delta_net_weights(h, hybrid.delta_net)
     if hybrid.short_conv:
         weights += letters["C"] * short_conv_weights(h)
+    if hybrid.time_mix:
+        weights += letters["R"] * time_mix_weights(h, hybrid.time_mix)
+    weights += letters["K"] * channel_mix_weights(h, model.ffn_hidden)
+    if hybrid.indexer:
+        weights += letters["I"] * indexer_weights(model, hybrid.indexer)
+    if hybrid.shared_block:
+        weights += letters["A"] * (shared_weights(model) + own_weights(model, hybrid.shared_block))
+    if hybrid.layer_embedding:
+        # Rows are made of a projection of the token's embedding too.
+        weights += letters["P"] * 3 * h * hybrid.layer_embedding.width
+    if hybrid.streams:
+        # Streams are projected at both ends of the layers.
+        weights += letters["U"] * update_weights(h, hybrid.streams) + 2 * projection_weights(h, hybrid.streams)
     return weights
 
 
@@ -210,6 +233,8 @@ def _state_products_per_token(model: Transformer, letters: Mapping[str, int]) ->
         products += letters["S"] * 2 * hybrid.selective_scan.inner * hybrid.selective_scan.state
     if hybrid.delta_net:
         products += letters["L"] * delta_rule_products(hybrid.delta_net)
+    if hybrid.time_mix:
+        products += letters["R"] * 2 * hybrid.time_mix.inner
     return products
 
 
@@ -221,13 +246,17 @@ def _attention_products(model: Transformer, job: Job, letters: Mapping[str, int]
 
     # Scores take d_qk multiplications per head and pair of tokens, the context d_v.
     width, window_width = _score_width(model), _score_width(model.in_window)
-    full = causal = documents * float(length) * length * (letters["*"] * width + letters["W"] * window_width)
+    attending, attending_in_window = letters["*"] + letters["Q"] + letters["A"], letters["W"] + letters["V"]
+    seen_width = attending * width
+    if model.hybrid.indexer:
+        seen_width += letters["I"] * model.hybrid.indexer.heads * model.hybrid.indexer.head_dim
+    full = causal = documents * float(length) * length * (seen_width + attending_in_window * window_width)
     decoder = model.decoder_layers
     if model.attention.causal and not decoder:
         window = model.attention.window
         visible = _chunked_pairs if model.attention.chunked_window and window else _visible_pairs
-        pairs = letters["*"] * width * _visible_pairs(length, 0)
-        pairs_in_window = letters["W"] * window_width * visible(length, window)
+        pairs = seen_width * _visible_pairs(length, 0)
+        pairs_in_window = attending_in_window * window_width * visible(length, window)
         causal = documents * (pairs + pairs_in_window)
 
     # The decoder attends to itself, causally, and to all of the encoder.
@@ -273,26 +302,31 @@ def _label_flops(model: Transformer, job: Job, tokens: float) -> float:
 
 def _adapter_products(model: Transformer, job: Job, s_out: float) -> float:
     """Multiply-adds of a sequence in adapters, `s_out` tokens of it in the decoder."""
-    h = model.hidden
     letters = _sub_layer_counts(model)
-    first: dict[AdapterModule, int] = {
-        "linear_fc1": model.ffn_hidden * model.inner_projections,
-        "up_proj": model.ffn_hidden,
-    }
-    if model.block.gated_ffn:
-        first["gate_proj"] = model.ffn_hidden
 
     # Latent attention has an adapter beside its output alone, and so has cross-attention.
     input_adapters, output_adapters = _attention_adapters(model, job)
     attention_adapters = input_adapters + output_adapters
-    ffn_adapters = _adapted(job, first, h) + _adapted(job, {"linear_fc2": h}, model.ffn_hidden)
+    ffn_adapters = _ffn_adapters(model, job, model.ffn_hidden)
     per_rank = job.tokens_per_sequence * (
         letters["*"] * attention_adapters
         + letters["W"] * sum(_attention_adapters(model.in_window, job))
+        + letters["Q"] * sum(_attention_adapters(model, job, own_keys=False))
+        + letters["V"] * sum(_attention_adapters(model.in_window, job, own_keys=False))
         + letters["-"] * ffn_adapters
+        + _ffn_adapters(model, job, model.uneven_inner)
+        - _ffn_adapters(model, job, 0)
     )
     per_rank += model.decoder_layers * s_out * (attention_adapters + output_adapters + ffn_adapters)
     return float(job.fine_tuning.adapter_rank * per_rank)
+
+
+def _ffn_adapters(model: Transformer, job: Job, inner: int) -> int:
+    """Multiply-adds per token and unit of rank in adapters of a feed-forward with so many inner elements."""
+    first: dict[AdapterModule, int] = {"linear_fc1": inner * model.inner_projections, "up_proj": inner}
+    if model.block.gated_ffn:
+        first["gate_proj"] = inner
+    return _adapted(job, first, model.hidden) + _adapted(job, {"linear_fc2": model.hidden}, inner)
 
 
 def _adapted(job: Job, products: Mapping[AdapterModule, int], k: int) -> int:
@@ -301,13 +335,17 @@ def _adapted(job: Job, products: Mapping[AdapterModule, int], k: int) -> int:
     return sum(k + n for name, n in products.items() if name in job.fine_tuning.adapter_modules)
 
 
-def _attention_adapters(model: Transformer, job: Job) -> tuple[int, int]:
-    """Multiply-adds per token and unit of rank in adapters before and after one attention's core."""
+def _attention_adapters(model: Transformer, job: Job, *, own_keys: bool = True) -> tuple[int, int]:
+    """Multiply-adds per token and unit of rank in adapters before and after one attention's core.
+
+    Args:
+        own_keys: False where keys and values are those of an earlier layer.
+    """
     _, d_v = _head_dims(model)
     behind = _adapted(job, {"linear_proj": model.hidden}, model.heads * d_v)
     if model.latent_attention:
         return 0, behind
-    outputs = projection_outputs(model, heads=model.heads, kv_heads=model.kv_heads)
+    outputs = projection_outputs(model, heads=model.heads, kv_heads=model.kv_heads if own_keys else 0)
     return _adapted(job, outputs, model.hidden), behind
 
 
@@ -315,7 +353,9 @@ def _repeated(model: Transformer, job: Job) -> int:
     """Elements of weights that a token passes again when modules of layers are recomputed."""
     letters = Counter("".join(model.stack))
     modules = job.activations.recompute_modules
-    repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
+    repeated = 0
+    if "mlp" in modules:
+        repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) + ffn_weights(model, model.uneven_inner)
 
     # Shared experts are part of the mixture, and repeated with it.
     if model.experts and "moe" in modules:
@@ -341,7 +381,7 @@ def _moe_weights(model: Transformer, experts: Experts) -> int:
     return (
         _routed_weights(model)
         + ffn_weights(model, experts.shared_ffn_hidden)
-        + model.hidden * (experts.count + 2 * experts.latent)
+        + model.hidden * (experts.count + experts.idle + 2 * experts.latent)
     )
 
 
@@ -378,30 +418,6 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
     if latent:
         return latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.v_head_dim
     return model.head_dim, model.value_dim
-
-
-def attention_weights(model: Transformer) -> int:
-    """Elements of the projections of one attention."""
-    h, a = model.hidden, model.heads
-
-    # Latent attention: down and up projections of queries, then of keys and values, then the output's.
-    latent = model.latent_attention
-    if latent:
-        d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
-        query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
-        key_value = h * (rank + latent.qk_rope_head_dim)
-        key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
-        gates = h * a if model.attention.head_gate else 0
-        return query + key_value + gates + a * latent.v_head_dim * h
-
-    # Queries, output and where there is one the gate have all heads; keys and values fewer.
-    return h * (sum(projected(model, heads=a, kv_heads=model.kv_heads)) + a * model.value_dim)
-
-
-def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
-    """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the hidden size."""
-    return (outer or model.hidden) * inner * (model.inner_projections + 1)
 
 
 def _visible_pairs(s: float, window: int) -> float:

@@ -238,7 +238,8 @@ def _require_divided_heads(model: Transformer, shard: Shard) -> None:
     tp, cp = shard.tp, shard.cp
     kv_heads = _expanded_kv_heads(model)
     divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
-    divide(model, Reason.HIDDEN, f"ffn_hidden={model.ffn_hidden} is", model.ffn_hidden, "tp", tp)
+    for size in sorted({model.ffn_hidden, *model.inner_sizes}):
+        divide(model, Reason.HIDDEN, f"ffn_hidden={size} is", size, "tp", tp)
 
     # Ulysses exchanges sequence for heads, so that these are divided once more.
     if shard.cp_kind == "ulysses":

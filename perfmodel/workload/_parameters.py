@@ -9,9 +9,10 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.spec.parts import Patches
-from perfmodel.workload._attention import projected, unbiased_outputs
+from perfmodel.workload._attention import has_bias, projected, unbiased_outputs
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS, position_rows, spectrogram_weights, table_width
-from perfmodel.workload._flops import attention_weights, ffn_weights
+from perfmodel.workload._indexer import indexer_parameters
+from perfmodel.workload._layer_embedding import gate_weights, lookup_parameters
 from perfmodel.workload._pointwise import norm_params
 from perfmodel.workload._recurrent import (
     delta_net_parameters,
@@ -19,6 +20,10 @@ from perfmodel.workload._recurrent import (
     selective_scan_parameters,
     short_conv_parameters,
 )
+from perfmodel.workload._shared_block import shared_block_parameters
+from perfmodel.workload._streams import projection_weights, update_parameters
+from perfmodel.workload._time_mix import channel_mix_parameters, time_mix_parameters
+from perfmodel.workload._weights import attention_weights, ffn_weights, key_value_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,7 @@ class Parameters:
     embedding: int = 0
     """Token, position and segment tables."""
     attention: int = 0
-    """Projections of attention, and its sinks."""
+    """Projections of attention, its sinks and its indexers; blocks of attention and feed-forward that layers share."""
     feed_forward: int = 0
     """Dense feed-forwards, shared experts, and convolutions or dense layers of other networks."""
     experts: int = 0
@@ -36,7 +41,7 @@ class Parameters:
     router: int = 0
     """Routers, and the projections to and from the experts' latent space, if there is one."""
     mamba: int = 0
-    """Mamba-2 mixers, gated delta nets and short convolutions of hybrids."""
+    """Mixers other than attention: Mamba, gated delta nets, short convolutions, RWKV's time and channel mixing."""
     norms: int = 0
     """Norms, with the scales and shifts of adaLN."""
     further_tokens: int = 0
@@ -119,8 +124,16 @@ def _(model: Transformer) -> Parameters:
     if model.inputs.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
 
+    norms = 0
+    if model.hybrid.layer_embedding:
+        table, norms = lookup_parameters(model, model.hybrid.layer_embedding)
+        embedding += table
+    if model.hybrid.streams:
+        embedding += projection_weights(h, model.hybrid.streams)
+        head += projection_weights(h, model.hybrid.streams)
+
     # Norms at both ends of each stack; BERT's transform with its bias and norm, its pooler and sentence classifier.
-    norms = norm_params(model, h) * stacks * model.norms.final_norm
+    norms += norm_params(model, h) * stacks * model.norms.final_norm
     norms += norm_params(model, small_width) * stacks * model.norms.embedding_norm
     if narrow and not model.head.pooler_and_mlm_head:
         head += h * width + (width if narrow.bias else 0)
@@ -138,9 +151,14 @@ def _(model: Transformer) -> Parameters:
     modules = model.mtp_stack[:1] if model.mtp.mtp_repeated else model.mtp_stack
     further_layers = _sub_layers(model, "".join(modules))
     projection = len(modules) * (2 * h * h + 3 * norm_params(model, h))
+    feed_forward = layers.feed_forward
+    if model.uneven_inner:
+        feed_forward += ffn_weights(model, model.uneven_inner)
+        feed_forward += model.uneven_inner * model.inner_projections * model.block.bias
     return replace(
         layers,
-        embedding=embedding,
+        feed_forward=feed_forward,
+        embedding=embedding + layers.embedding,
         head=head,
         norms=layers.norms + norms,
         further_tokens=further_layers.total + projection,
@@ -151,16 +169,32 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
     """Parameters of sub-layers, letters of `MIXERS`, with their norms and conditioning."""
     h, experts = model.hidden, model.experts
     n = Counter(letters)
+    hybrid = model.hybrid
     attending = n["*"] + n["W"]
     per_attention, norms_inside = _attention(model)
     per_window, norms_inside_window = _attention(model.in_window)
+    projections = per_attention * n["*"] + per_window * n["W"]
 
     # Norms before or after each sub-layer, or both; one for two where attention and feed-forward stand side by side.
     ends = 2 if model.norms.norm_at == "both" else 1
-    normed = attending if model.block.parallel_blocks == "one_norm" else len(letters)
-    if model.hybrid.parallel_mixers:
+    normed = attending if model.block.parallel_blocks == "one_norm" else len(letters) - sum(n[x] for x in "IAPU")
+    if hybrid.parallel_mixers:
         normed -= n["M"]
+    if hybrid.shortcut_experts:
+        normed -= n["E"]
     norms = norm_params(model, h) * ends * normed + norms_inside * n["*"] + norms_inside_window * n["W"]
+
+    # Attention with the keys and values of another layer has neither their projections nor their norms.
+    for letter, attention, weights, norms_of_attention in (
+        ("Q", model, per_attention, norms_inside),
+        ("V", model.in_window, per_window, norms_inside_window),
+    ):
+        projections += n[letter] * (weights - _keys_and_values_parameters(attention))
+        norms += n[letter] * (norms_of_attention - _key_norm(attention))
+    embedding = 0
+    if hybrid.layer_embedding:
+        embedding = n["P"] * gate_weights(h, hybrid.layer_embedding)
+        norms += n["P"] * norm_params(model, h)
 
     # Norms of the inputs of the last products.
     if model.norms.sub_norms:
@@ -177,19 +211,30 @@ def _sub_layers(model: Transformer, letters: str) -> Parameters:
         shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
         if experts.shared_gate:
             shared += h
-        router = h * (experts.count + 2 * experts.latent) + (experts.count if experts.router_bias else 0)
+        choices = experts.count + experts.idle
+        router = h * (choices + 2 * experts.latent) + (choices if experts.router_bias else 0)
         if experts.branch_norms:
             norms += n["E"] * 4 * norm_params(model, h)
             router += experts.count
-    mixed = n["M"] * mamba_parameters(h, model.hybrid.mamba) if model.hybrid.mamba else 0
-    if model.hybrid.selective_scan:
-        mixed += n["S"] * selective_scan_parameters(h, model.hybrid.selective_scan)
-    if model.hybrid.delta_net:
-        mixed += n["L"] * delta_net_parameters(h, model.hybrid.delta_net)
-    if model.hybrid.short_conv:
-        mixed += n["C"] * short_conv_parameters(h, model.hybrid.short_conv)
+    mixed = n["M"] * mamba_parameters(h, hybrid.mamba) if hybrid.mamba else 0
+    if hybrid.selective_scan:
+        mixed += n["S"] * selective_scan_parameters(h, hybrid.selective_scan)
+    if hybrid.delta_net:
+        mixed += n["L"] * delta_net_parameters(h, hybrid.delta_net)
+    if hybrid.short_conv:
+        mixed += n["C"] * short_conv_parameters(h, hybrid.short_conv)
+    if hybrid.time_mix:
+        mixed += n["R"] * time_mix_parameters(h, hybrid.time_mix)
+    mixed += n["K"] * channel_mix_parameters(h, model.ffn_hidden)
+    if hybrid.streams:
+        mixed += n["U"] * update_parameters(model, hybrid.streams)
+    if hybrid.indexer:
+        projections += n["I"] * indexer_parameters(model, hybrid.indexer)
+    if hybrid.shared_block:
+        projections += shared_block_parameters(model, hybrid.shared_block, n["A"])
     return Parameters(
-        attention=per_attention * n["*"] + per_window * n["W"],
+        embedding=embedding,
+        attention=projections,
         feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
         experts=routed * experts.count * n["E"] if experts else 0,
         router=router * n["E"],
@@ -235,7 +280,27 @@ def _attention(model: Transformer) -> tuple[int, int]:
     if model.attention.qk_norm:
         normed = ((a + kv) if model.attention.qk_norm_of_all_heads else 2) * d
     biases -= unbiased_outputs(model, heads=a, kv_heads=kv)
-    return attention_weights(model) + biases + sinks, norm_params(model, normed)
+    of_distances = 0
+    if model.attention.distances is not None:
+        for name in model.attention.distances.projections:
+            of_distances += a * d * (h + has_bias(model, name))
+    return attention_weights(model) + biases + sinks + of_distances, norm_params(model, normed)
+
+
+def _keys_and_values_parameters(model: Transformer) -> int:
+    """Parameters of the projections to keys and values."""
+    biases = 0
+    if model.block.bias or model.attention.qkv_bias:
+        biases = sum(projected(model, heads=0, kv_heads=model.kv_heads))
+        biases -= unbiased_outputs(model, heads=0, kv_heads=model.kv_heads)
+    return key_value_weights(model) + biases
+
+
+def _key_norm(model: Transformer) -> int:
+    """Parameters of the norm of keys."""
+    if not model.attention.qk_norm:
+        return 0
+    return norm_params(model, (model.kv_heads if model.attention.qk_norm_of_all_heads else 1) * model.head_dim)
 
 
 def _keys_and_values(model: Transformer, tp: int) -> float:
@@ -262,7 +327,13 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
     # All tokens, or the last ones where attention slides.
     full = tokens * token_bytes
     windowed = min(tokens, model.attention.window or tokens) * window_token_bytes
-    bytes_by_mixer = {"*": full, "W": windowed}
+    bytes_by_mixer = {"*": full, "W": windowed, "A": full}
+    if model.hybrid.indexer:
+        bytes_by_mixer["I"] = tokens * model.hybrid.indexer.head_dim * element_bytes
+    if model.hybrid.time_mix:
+        # Numerator, denominator and largest exponent of every channel, and the last token's inputs of both mixings.
+        bytes_by_mixer["R"] = MAMBA_STATE_BYTES * 3 * model.hybrid.time_mix.inner / tp + model.hidden * element_bytes
+        bytes_by_mixer["K"] = model.hidden * element_bytes
 
     # Other mixers have a state that does not grow, and the last inputs of their convolution.
     if mamba:

@@ -250,12 +250,17 @@ def small_norm(model: Transformer, local: ShardSizes, rows: int, size: int) -> P
     )
 
 
-def head_norm(model: Transformer, local: ShardSizes) -> list[Piece]:
-    """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input."""
+def head_norm(model: Transformer, local: ShardSizes, *, own_keys: bool = True) -> list[Piece]:
+    """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input.
+
+    Args:
+        own_keys: False where keys are those of an earlier layer, which has normalised them.
+    """
     rows, d = local.tokens, model.head_dim
+    numbers_of_heads = (local.heads, local.kv_heads) if own_keys else (local.heads,)
     if model.attention.qk_norm_of_all_heads:
-        return [small_norm(model, local, rows, heads * d) for heads in (local.heads, local.kv_heads)]
-    return [small_norm(model, local, rows * heads, d) for heads in (local.heads, local.kv_heads)]
+        return [small_norm(model, local, rows, heads * d) for heads in numbers_of_heads]
+    return [small_norm(model, local, rows * heads, d) for heads in numbers_of_heads]
 
 
 def sub_norm(model: Transformer, local: ShardSizes, size: int) -> Piece:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import AdapterModule, Job, Transformer
@@ -16,12 +16,17 @@ from perfmodel.workload._embedding_head import (
     token_lookup,
 )
 from perfmodel.workload._experts import expert_feed_forward, route
+from perfmodel.workload._indexer import indexer_pieces
+from perfmodel.workload._layer_embedding import gated_embedding, lookup_of_layers
 from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
-from perfmodel.workload._pointwise import activation, beside_experts, norm, side_by_side, sub_layer, sub_norm
+from perfmodel.workload._pointwise import activation, beside_experts, norm, residual, side_by_side, sub_layer, sub_norm
 from perfmodel.workload._quantisation import activation_quantises
 from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer, selective_scan_mixer, short_conv_mixer
+from perfmodel.workload._shared_block import owners, shared_block
+from perfmodel.workload._streams import stream_projections, updates
+from perfmodel.workload._time_mix import channel_mixing, time_mixing
 
 WEIGHTS_OF_A_LAYER = 6
 """Tensors of a layer whose gradients are accumulated separately: four products and two norms (or a shared one)."""
@@ -59,26 +64,30 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     local = local_sizes(model, job, shard, job.seq_len)
     n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
-    # The layers of a group follow one another and use the weights of its first (Transformers modeling_albert.py,
-    # `AlbertTransformer`: group i * groups / layers).
-    n_layers = len(model.stack)
-    groups = model.layer_groups or n_layers
     stack = []
+    owners = owners(model)
     for i, word in enumerate(model.stack):
-        owns_weights = i == 0 or i * groups // n_layers > (i - 1) * groups // n_layers
-        stack.append((word, i >= first_wide, owns_weights))
+        owner = None if owners[i] == i else owners[i]
+        stack.append(_LayerKind(word, i >= first_wide, model.inner_sizes[i], owner))
 
     # Each kind of layer is worked out once, however often it stands in the stack.
     layers = {}
-    for word, is_wide, owns_weights in set(stack):
-        sizes = local.unquantised if is_wide else local
-        layer = _layer_of(model, sizes, word)
-        if not owns_weights:
-            layer = replace(layer, params=0, shared_params=layer.params)
-        layers[word, is_wide, owns_weights] = layer
+    for kind in set(stack):
+        sizes = local.unquantised if kind.is_wide else local
+        sizes = replace(sizes, ffn=kind.ffn // local.tp)
+        layers[kind] = _layer_of(model, sizes, kind.word)
+        if kind.owner is not None:
+            layers[kind] = _sharing(model, sizes, kind, layers[kind])
     body = []
+    place_of_layer = {}
+    n_layers = 0
     for kind, equal_layers in groupby(stack):
-        body.append((layers[kind], len(list(equal_layers))))
+        repeats = len(list(equal_layers))
+        # The embedding is the block before them.
+        place_of_layer |= dict.fromkeys(range(n_layers, n_layers + repeats), 1 + len(body))
+        n_layers += repeats
+        shares_with = 0 if kind.owner is None else place_of_layer[kind.owner]
+        body.append((replace(layers[kind], shares_with=shares_with), repeats))
     further_tokens = _further_tokens(model, local) if model.mtp.mtp_layers else ()
     return (
         (_embedding("embedding", model, local), 1),
@@ -88,11 +97,36 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     )
 
 
-def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
-    """A layer of the sub-layers that a word of `MIXERS` stands for."""
+class _LayerKind(NamedTuple):
+    """What distinguishes layers of a stack."""
+
+    word: str
+    """Sub-layers, letters of `MIXERS`."""
+    is_wide: bool
+    """Whether its products keep 16 bits in a job of narrower ones."""
+    ffn: int
+    """Inner size of the dense feed-forward, on all ranks."""
+    owner: int | None
+    """Number of the layer whose weights it uses, from 0; None if it has its own."""
+
+
+def _sharing(model: Transformer, local: ShardSizes, kind: _LayerKind, layer: BlockOps) -> BlockOps:
+    """The layer with parameters that an earlier layer holds for it."""
+    own_params = 0
+    if "A" in kind.word:
+        own_params = _layer_of(model, local, kind.word, owner=False).params
+    return replace(layer, params=own_params, shared_params=layer.params - own_params)
+
+
+def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool = True) -> BlockOps:
+    """A layer of the sub-layers that a word of `MIXERS` stands for.
+
+    Args:
+        owner: False leaves out the parameters of a block that an earlier layer shares with it.
+    """
     # The widest activation inside, of which backward holds the gradients of its input and of its result at once.
     widest = local.tokens * local.hidden
-    if set(word) & set("-*W"):
+    if set(word) & set("-*WQVKA"):
         widest = max(widest, local.tokens * local.ffn)
 
     # Experts work on the tokens that reach them. Other mixers project to several tensors of their inner size at once.
@@ -107,9 +141,28 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str) -> BlockOps:
         widest = max(widest, local.tokens * 2 * model.hybrid.delta_net.values // local.tp)
     elif "C" in word:
         widest = max(widest, local.tokens * 3 * local.hidden // local.tp)
+    elif "R" in word and model.hybrid.time_mix:
+        widest = max(widest, local.tokens * model.hybrid.time_mix.inner // local.tp)
     names = [name for letter, name in _NAMES.items() if letter in word]
+    # Later stages need the rows of their layers, which the first one looks up, and all residual streams.
+    passed_on_bytes = 0.0
+    streams = model.hybrid.streams.count if model.hybrid.streams else 1
+    if model.hybrid.layer_embedding:
+        width = "".join(model.stack).count("P") * model.hybrid.layer_embedding.width
+        passed_on_bytes = float(local.tokens * width * local.act_bytes)
+    passed_on_bytes += (streams - 1) * local.hidden_bytes
     gradients = _activation_gradients(model, local) if set(word) & set("-E") else 2
-    return _layer(f"{names[0]}_layer", local, _sub_layers(model, local, word), widest=widest, gradients=gradients)
+    pieces = _sub_layers(model, local, word, owner=owner)
+    name = f"{names[0]}_layer"
+    return _layer(
+        name,
+        local,
+        pieces,
+        passed_on_bytes=passed_on_bytes,
+        widest=widest,
+        gradients=gradients,
+        streams=streams,
+    )
 
 
 def _activation_gradients(model: Transformer, local: ShardSizes) -> int:
@@ -119,19 +172,27 @@ def _activation_gradients(model: Transformer, local: ShardSizes) -> int:
 
 
 _NAMES: Final = {
+    "A": "shared_attention",
     "E": "moe",
     "-": "dense",
+    "R": "time_mix",
+    "K": "channel_mix",
     "M": "mamba",
     "S": "selective_scan",
     "L": "delta",
     "C": "short_conv",
     "*": "attention",
     "W": "attention",
+    "Q": "attention",
+    "V": "attention",
+    "I": "indexer",
+    "P": "layer_embedding",
+    "U": "updates",
 }
 """Names of layers. A layer is named after the first of these that it has."""
 
 
-def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Piece]:
+def _sub_layers(model: Transformer, local: ShardSizes, letters: str, *, owner: bool = True) -> list[Piece]:
     """Sub-layers of one layer, in series or (`parallel_blocks`) side by side."""
     if model.block.parallel_blocks == "none":
         pieces: list[Piece] = []
@@ -140,8 +201,10 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
             mixer = mamba_mixer(model, local, model.hybrid.mamba, own_input=False)
             pieces += side_by_side(model, local, attention, mixer, one_norm=True)
             letters = letters[2:]
-        for letter in letters:
-            pieces += sub_layer(model, local, _mixer(model, local, letter))
+        while letters:
+            sub_layer_letters = "-E" if model.hybrid.shortcut_experts and letters.startswith("-E") else letters[0]
+            pieces += _sub_layer(model, local, sub_layer_letters, owner=owner)
+            letters = letters.removeprefix(sub_layer_letters)
         return pieces
 
     if "E" in letters and model.experts:
@@ -160,6 +223,25 @@ def _sub_layers(model: Transformer, local: ShardSizes, letters: str) -> list[Pie
     )
 
 
+def _sub_layer(model: Transformer, local: ShardSizes, letters: str, *, owner: bool) -> list[Piece]:
+    """One sub-layer with its norms and residual addition, or two that share these."""
+    hybrid = model.hybrid
+    if letters == "-E" and model.experts:
+        experts = expert_feed_forward(model, local, model.experts, own_input=False)
+        return beside_experts(model, local, feed_forward(model, local), experts)
+
+    # Parts that stand in no residual branch of the usual form.
+    if letters == "I" and hybrid.indexer:
+        return indexer_pieces(model, local, hybrid.indexer)
+    if letters == "A" and hybrid.shared_block:
+        return shared_block(model, local, hybrid.shared_block, feed_forward(model, local), owner=owner)
+    if letters == "U" and hybrid.streams:
+        return updates(model, local, hybrid.streams)
+    if letters == "P" and hybrid.layer_embedding:
+        return [*gated_embedding(model, local, hybrid.layer_embedding), residual(model, local)]
+    return sub_layer(model, local, _mixer(model, local, letters))
+
+
 def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
     """The mixer of a letter of `MIXERS`, without norms and residual addition."""
     if letter == "M" and model.hybrid.mamba:
@@ -170,6 +252,10 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
         return delta_net_mixer(model, local, model.hybrid.delta_net)
     if letter == "C" and model.hybrid.short_conv:
         return short_conv_mixer(model, local, model.hybrid.short_conv)
+    if letter == "R" and model.hybrid.time_mix:
+        return time_mixing(model, local, model.hybrid.time_mix)
+    if letter == "K":
+        return channel_mixing(model, local)
     if letter == "E" and model.experts:
         return expert_feed_forward(model, local, model.experts)
     if letter == "-":
@@ -180,12 +266,17 @@ def _mixer(model: Transformer, local: ShardSizes, letter: str) -> list[Piece]:
 def _attention(model: Transformer, local: ShardSizes, letter: str, *, reduced: bool = True) -> list[Piece]:
     """Self-attention, under a sliding window where the letter says so."""
     window = 0
-    if letter == "W":
+    if letter in "WV":
         window = model.attention.window
         model = model.in_window
         local = local.with_heads(model)
     return self_attention(
-        model, local.for_module("attention"), causal=model.attention.causal, window=window, reduced=reduced
+        model,
+        local.for_module("attention"),
+        causal=model.attention.causal,
+        window=window,
+        reduced=reduced,
+        own_keys=letter in "*W",
     )
 
 
@@ -274,6 +365,10 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
         encoder_norm = [norm(model, encoder)] if model.norms.final_norm else []
         pieces = [*encoder_norm, Piece(saved_bytes=encoder.norm_bytes), *pieces]
     encoder_bytes = encoder.hidden_bytes if encoder else 0.0
+    if model.hybrid.layer_embedding:
+        pieces += lookup_of_layers(model, local, model.hybrid.layer_embedding)
+    if model.hybrid.streams:
+        pieces += stream_projections(local, model.hybrid.streams)
     boundary_bytes, boundary_comm = _boundary(local, encoder_bytes)
 
     # A frozen table has no gradient, though the layers after it have.
@@ -296,9 +391,10 @@ def _embedding(name: str, model: Transformer, local: ShardSizes, encoder: ShardS
 def _head(model: Transformer, local: ShardSizes) -> BlockOps:
     """The output block, which is not recomputed."""
     # A tied table is held again on the last stage; heads of labels have a small projection of their own.
+    joined = stream_projections(local, model.hybrid.streams) if model.hybrid.streams else []
     return assemble(
         "head",
-        head_pieces(model, local),
+        [*joined, *head_pieces(model, local)],
         train=local.job.mode == "train",
         is_layer=False,
         workspace_bytes=head_workspace_bytes(model, local),
@@ -316,6 +412,7 @@ def _layer(
     passed_on_bytes: float = 0.0,
     widest: int = 0,
     gradients: int = 2,
+    streams: int = 1,
 ) -> BlockOps:
     """A layer that may be recomputed.
 
@@ -329,7 +426,7 @@ def _layer(
         name,
         pieces,
         train=local.job.mode == "train",
-        input_bytes=local.norm_bytes,
+        input_bytes=streams * local.norm_bytes,
         workspace_bytes=local.hidden_bytes + float(gradients) * elements * local.act_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,

@@ -1,7 +1,7 @@
 """Hugging Face configurations of encoders (BERT and what follows it) and of encoder-decoders (T5, BART, Whisper)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from perfmodel.catalog.huggingface._layers import mixer_words
 from perfmodel.catalog.huggingface._llama import (
@@ -14,9 +14,8 @@ from perfmodel.catalog.huggingface._llama import (
     activation,
     plain_sizes,
 )
-from perfmodel.catalog.huggingface._unknown import CannotDescribeError
 from perfmodel.errors import PerfModelError
-from perfmodel.spec.parts import NarrowEmbedding, Spectrogram
+from perfmodel.spec.parts import Distances, NarrowEmbedding, Spectrogram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +69,43 @@ class DebertaV2(Roberta):
             parts.append("the convolution beside the first layer is left out")
         return "; ".join(parts)
 
-    def fields(self) -> Fields:
-        scored = [kind for kind in ("c2p", "p2c") if kind in self.pos_att_type]
-        if self.relative_attention and scored and not self.share_att_key:
-            raise CannotDescribeError("every layer projects positions separately (share_att_key)")
+    def distances(self) -> int:
+        """Rows of the table of distances, to the left and to the right; 0 for none."""
+        if not self.relative_attention:
+            return 0
+        numbers = [self.position_buckets, self.max_relative_positions, self.max_position_embeddings]
+        return 2 * next(number for number in numbers if number > 0)
 
+    def distance_fields(self) -> Fields:
+        """Fields of projections of distances that each layer has of its own."""
+        projections: list[Literal["query", "key"]] = []
+        if "c2p" in self.pos_att_type:
+            projections.append("key")
+        if "p2c" in self.pos_att_type:
+            projections.append("query")
+        if self.share_att_key or not (self.distances() and projections):
+            return {}
+        return {"distances": Distances(rows=self.distances(), projections=tuple(projections))}
+
+    def fields(self) -> Fields:
         # One table holds the rows of positions, of distances to the left and to the right, and of the norm.
         positions = self.max_position_embeddings
-        rows = positions if self.position_biased_input else 0
-        if self.relative_attention:
-            distances = [self.position_buckets, self.max_relative_positions, positions]
-            rows += 2 * next(number for number in distances if number > 0)
+        rows = (positions if self.position_biased_input else 0) + self.distances()
         if "layer_norm" in self.norm_rel_ebd.lower():
             rows += 2
+        fields = super().fields() | self.distance_fields()
         if not rows:
-            return super().fields() | {"positions": "none"}
-        fields = super().fields()
+            return fields | {"positions": "none"}
         return fields | {"seq_len": min(positions, rows), "position_offset": max(0, rows - positions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deberta(DebertaV2):
+    """The first DeBERTa: keys have no biases, nor have those of distances (transformers
+    models/deberta/modeling_deberta.py `DisentangledSelfAttention`)."""
+
+    def fields(self) -> Fields:
+        return super().fields() | {"unbiased_projections": ("key",)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Final
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from perfmodel.catalog.huggingface._layers import (
     ATTENTION_LETTERS,
@@ -27,7 +27,7 @@ from perfmodel.catalog.huggingface._llama import (
     plain_sizes,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec.parts import Experts
+from perfmodel.spec.parts import Experts, Indexer
 
 EXPERT_KEYS: Final[Mapping[str, str]] = {
     # experts of a layer
@@ -165,6 +165,49 @@ class Glm4Moe(LlamaWithExperts):
 @dataclass(frozen=True, kw_only=True)
 class DeepSeek(LatentLlama, LlamaWithExperts):
     """DeepSeek-V2 and V3, Kimi K2: multi-head latent attention and experts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekSparse(DeepSeek):
+    """DeepSeek-V3.2 and GLM-5: an indexer before each attention, or before some, selects the keys that queries see
+    (transformers models/glm_moe_dsa/configuration_glm_moe_dsa.py)."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+
+    left_out: ClassVar[str] = "attention is counted over all keys, of which the indexer selects some"
+
+    index_n_heads: Count
+    index_head_dim: Count = 128
+    indexer_types: tuple[str, ...] | None = None
+    index_topk_pattern: str | tuple[str, ...] | None = None
+    index_topk_freq: CountOrNone = 1
+    index_skip_topk_offset: CountOrNone = 2
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+    moe_layer_freq: Annotated[int, Ge(1), Le(1)] = 1
+
+    def attention(self) -> list[str]:
+        """Letters of `MIXERS` per layer for its attention, and its indexer if it has one."""
+        n_layers = self.num_hidden_layers
+        known = {"full": "I*", "shared": "*", "F": "I*", "S": "*"}
+        if self.indexer_types is not None:
+            return letters_of(self.indexer_types, known, "indexer_types", n_layers)
+        if self.index_topk_pattern:
+            return letters_of(tuple(self.index_topk_pattern), known, "index_topk_pattern", n_layers)
+        # Every n-th layer, and the first ones.
+        period = max(self.index_topk_freq, 1)
+        letters = []
+        for layer in range(n_layers):
+            in_turn = max(layer - self.index_skip_topk_offset + 1, 0) % period == 0
+            letters.append("I*" if in_turn else "*")
+        return letters
+
+    def fields(self) -> Fields:
+        behind = feed_forward_letters(self.mlp_layer_types, self.num_hidden_layers, self.first_k_dense_replace)
+        return super().fields() | {
+            "mixers": mixers_of(self.attention(), behind),
+            "indexer": Indexer(heads=self.index_n_heads, head_dim=self.index_head_dim),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +357,12 @@ class LongcatFlash(LatentLlama):
             count=self.n_routed_experts,
             topk=max(1, round(self.moe_topk * share_of_real_experts)),
             ffn_hidden=self.expert_ffn_hidden_size,
+            idle=self.zero_expert_num,
         )
         layers = self.num_layers or self.num_hidden_layers
-        return super().fields() | {"layers": layers, "experts": experts, "mixers": mixer_words(["*-E*-"])}
+        return super().fields() | {
+            "layers": layers,
+            "experts": experts,
+            "mixers": mixer_words(["*-E*-"]),
+            "shortcut_experts": True,
+        }

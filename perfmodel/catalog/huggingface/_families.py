@@ -32,6 +32,7 @@ from perfmodel.catalog.huggingface._encoders import (
     Albert,
     Bart,
     Bert,
+    Deberta,
     DebertaV2,
     Electra,
     EncoderDecoder,
@@ -48,6 +49,7 @@ from perfmodel.catalog.huggingface._experts import (
     Cohere2Moe,
     Dbrx,
     DeepSeek,
+    DeepSeekSparse,
     Glm4Moe,
     GptOss,
     Llama4,
@@ -73,8 +75,11 @@ from perfmodel.catalog.huggingface._hybrids import (
     Qwen35,
 )
 from perfmodel.catalog.huggingface._llama import Fields, LatentLlama, Llama, Qwen2, Qwen3
+from perfmodel.catalog.huggingface._nas import NemotronNas
+from perfmodel.catalog.huggingface._rwkv import Rwkv
 from perfmodel.catalog.huggingface._vision import Dit, Siglip, Vit
-from perfmodel.catalog.huggingface._window_heads import Gemma4, Laguna, MiMoV2, Step35
+from perfmodel.catalog.huggingface._window_heads import Gemma3n, Gemma4, Laguna, MiMoV2, Step35
+from perfmodel.catalog.huggingface._zamba import Zamba, Zamba2
 
 
 class Family(Protocol):
@@ -100,6 +105,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "dbrx": Dbrx,
     "deepseek_v2": DeepSeek,
     "deepseek_v3": DeepSeek,
+    "deepseek_v32": DeepSeekSparse,
     "DiTTransformer2DModel": Dit,
     "electra": Electra,
     "esm": Esm,
@@ -109,6 +115,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "gemma": Gemma,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
+    "gemma3n": Gemma3n,
     "gemma4": Gemma4,
     "glm": Glm,
     "glm4": Glm4,
@@ -141,6 +148,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "mpt": Mpt,
     "mt5": T5,
     "nemotron": Nemotron,
+    "nemotron-nas": NemotronNas,
     "nemotron_h": NemotronH,
     "nomic_bert": NomicBert,
     "olmo2": Olmo2,
@@ -157,6 +165,8 @@ FAMILIES: Mapping[str, type[Family]] = {
     "qwen3_moe": Qwen3Moe,
     "qwen3_next": Qwen3Next,
     "roberta": Roberta,
+    "rwkv": Rwkv,
+    "deberta": Deberta,
     "deberta-v2": DebertaV2,
     "roformer": RoFormer,
     "siglip_vision_model": Siglip,
@@ -166,5 +176,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "t5": T5,
     "vit": Vit,
     "whisper": Whisper,
+    "zamba": Zamba,
+    "zamba2": Zamba2,
 }
 """Families by `model_type`, each with the class that reads its configuration; see also `RELATIVES`."""

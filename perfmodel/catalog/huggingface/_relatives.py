@@ -31,7 +31,6 @@ _EXAONE_KEYS: Final = {"num_layers": "num_hidden_layers", "activation_function":
 _LEARNED: Final = {"positions": "learned"}
 _BLOCK_SPARSE: Final = "attention is counted over all keys, of which block-sparse attention sees a part"
 _FALCON_KEYS: Final = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
-_ZERO_EXPERTS: Final = "experts that compute nothing are left out, with their rows of the router"
 _INDEXER: Final = "the indexer that selects keys for each query is left out; attention is counted over all keys"
 
 _CROSS_LAYERS: Final = "layers that attend to images are counted as attending to the text"
@@ -167,10 +166,10 @@ RELATIVES: Final[Mapping[str, Relative]] = {
     "solar_open": Relative(family="llama_with_experts"),
     # --- experts on latent attention ---
     "axk1": Relative(family="deepseek_v3"),
-    "deepseek_v32": Relative(family="deepseek_v3", left_out=_INDEXER),
-    "glm_moe_dsa": Relative(family="deepseek_v3", left_out=_INDEXER),
+    "deci": Relative(family="nemotron-nas"),
+    "glm_moe_dsa": Relative(family="deepseek_v32", defaults={"index_n_heads": 32}),
     "glm4_moe_lite": Relative(family="deepseek_v3"),
-    "longcat_flash": Relative(family="longcat", left_out=_ZERO_EXPERTS),
+    "longcat_flash": Relative(family="longcat"),
     "kimi_k2": Relative(family="deepseek_v3"),
     "mistral4": Relative(family="deepseek_v3"),
     "sarvam_mla": Relative(family="deepseek_v3"),

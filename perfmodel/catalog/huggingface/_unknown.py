@@ -44,7 +44,6 @@ OPTIONAL: Final = ("shared_ffn_hidden", "first_dense_layers")
 """Sizes that are absent from the model if a configuration leaves them out."""
 _HEAD_GATES: Final = "each of its attention heads has a gate"
 _STREAMS: Final = "it has several residual streams, which every layer mixes"
-_SHARED_BLOCK: Final = "one attention block is shared by several layers, with adapters for each"
 _INKLING: Final = "it applies convolutions to queries, keys and sub-layers, and projects positions separately"
 _XLM: Final = "it has the attention and feed-forward of XLM, and embeddings of languages"
 _BLOCK_TABLES: Final = "it adds embeddings of positions on the page"
@@ -68,7 +67,6 @@ REASONS: Final[Mapping[str, str]] = {
     "doge": "it learns its attention mask, and weights its residuals",
     "dory": "it has no norms: scales of its projections and residuals are trained instead",
     "dots3_note": _HEAD_GATES,
-    "gemma3n": "every layer has its own embeddings, and there are several residual streams",
     "gemma4_assistant": "the heads of its full attention and of its windowed attention differ in size",
     "gemma4_unified": "the heads of its full attention and of its windowed attention differ in size",
     "gemma4_unified_assistant": "the heads of its full attention and of its windowed attention differ in size",
@@ -81,20 +79,16 @@ REASONS: Final[Mapping[str, str]] = {
     "jetmoe": "its attention projections are experts",
     "minimax": "its lightning attention has a decay per head and a gate, which are not supported",
     "moshi": "a second model predicts several audio streams",
-    "nemotron-nas": "its layers have feed-forwards of different sizes",
     "phi4_multimodal": "it has adapters for images and for speech in every layer",
     "qwen4_exp": _STREAMS,
     "recurrent_gemma": "its recurrent blocks are not supported",
-    "rwkv": "its layers mix tokens without attention",
+    "rwkv7": "its time mixing has a state of matrices and low-rank gates, unlike that of RWKV-4",
     "xlnet": "it projects positions separately, and has two streams of attention",
     "xlstm": "its recurrent cells are not supported",
-    "zamba": _SHARED_BLOCK,
-    "zamba2": _SHARED_BLOCK,
     "zaya": "convolutions mix its queries and keys, and its router is a neural network",
     # --- encoders ---
     "bert-generation": "it has BERT's layers without the pooler, and its head adds only a bias",
     "convbert": "convolutions replace half of its attention heads",
-    "deberta": "every layer projects positions separately",
     "esmc": "its norms and projections are those of ESM C, which differ from ESM-2's",
     "flaubert": _XLM,
     "fnet": "its layers mix tokens by Fourier transforms",
@@ -139,10 +133,8 @@ REASONS: Final[Mapping[str, str]] = {
 _ALSO: Final = {
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
-    "deci": "nemotron-nas",
-    "rwkv7": "rwkv",
-    "rwkv5": "rwkv",
-    "rwkv6": "rwkv",
+    "rwkv5": "rwkv7",
+    "rwkv6": "rwkv7",
     "hrm_text": "hrm",
 }
 """Families that need the same missing features as another one."""

@@ -3,21 +3,23 @@ values differ in size from keys: Gemma 4, MiMo-V2, Step 3.5 and Laguna."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from annotated_types import Ge
 
+from perfmodel.catalog.huggingface._dense import Gemma
 from perfmodel.catalog.huggingface._experts import EXPERT_KEYS, LlamaWithExperts
 from perfmodel.catalog.huggingface._layers import (
     ATTENTION_LETTERS,
     FEED_FORWARD_LETTERS,
     feed_forward_letters,
     letters_of,
+    mixer_words,
     mixers_of,
 )
 from perfmodel.catalog.huggingface._llama import Count, CountOrNone, Fields
 from perfmodel.catalog.huggingface._unknown import CannotDescribeError
-from perfmodel.spec.parts import Experts, WindowHeads
+from perfmodel.spec.parts import Experts, LayerEmbedding, Streams, WindowHeads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,10 @@ class PerLayerSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4(LlamaWithExperts):
-    """Gemma 4 without embeddings of its own in each layer (31B, 26B-A4B): full attention has wider heads and, if
-    configured, values from the projection of keys; routed experts beside the dense feed-forward have norms of their own
-    (transformers models/gemma4/modeling_gemma4.py). Configurations omit what equals the defaults of the Hugging Face
-    class."""
+    """Gemma 4: full attention has wider heads and, if configured, values from the projection of keys; routed experts
+    beside the dense feed-forward have norms of their own (26B-A4B). In the small models every layer has an embedding of
+    the token of its own, and the last ones use the keys and values of earlier ones (transformers
+    models/gemma4/modeling_gemma4.py). Configurations omit what equals the defaults of the Hugging Face class."""
 
     READS_LAYER_TYPES: ClassVar[bool] = True
     ALIASES: ClassVar[Mapping[str, str]] = {**EXPERT_KEYS, "hidden_activation": "hidden_act"}
@@ -55,7 +57,9 @@ class Gemma4(LlamaWithExperts):
     num_global_key_value_heads: Count | None = None
     attention_k_eq_v: bool = False
     hidden_size_per_layer_input: CountOrNone = 256
+    vocab_size_per_layer_input: Count = 262_144
     num_kv_shared_layers: CountOrNone = 0
+    use_double_wide_mlp: bool = False
     enable_moe_block: bool = False
     num_experts: CountOrNone = 0
     num_experts_per_tok: CountOrNone = 0
@@ -84,8 +88,9 @@ class Gemma4(LlamaWithExperts):
         for layer in by_layer:
             if not layer.isdecimal():
                 raise CannotDescribeError(f"per_layer_config has sizes of {layer!r}, which is no layer's number")
-        first_full = str(letters.index("*"))
-        stated = by_layer.get(first_full, PerLayerSizes())
+        # Numbers are padded to equal lengths: "05" among "11".
+        sizes_of_layer = {int(layer): sizes for layer, sizes in by_layer.items()}
+        stated = sizes_of_layer.get(letters.index("*"), PerLayerSizes())
         return stated.num_key_value_heads or kv_heads, stated.head_dim or self.head_dim
 
     def moe_fields(self) -> Fields:
@@ -101,11 +106,30 @@ class Gemma4(LlamaWithExperts):
         )
         return {"experts": experts}
 
-    def fields(self) -> Fields:
+    def small_model_fields(self, letters: Sequence[str]) -> Fields:
+        """Fields of what small models have besides: embeddings in every layer, and layers that use the keys and values
+        of earlier ones, whose feed-forwards may be twice as wide."""
+        n_layers = len(letters)
+        first_shared = n_layers - min(self.num_kv_shared_layers, n_layers)
+        words = []
+        sizes = []
+        for layer, letter in enumerate(letters):
+            is_shared = layer >= first_shared
+            attention = SHARED_KEYS[letter] if is_shared else letter
+            words.append(
+                attention + ("E" if self.enable_moe_block else "-") + ("P" if self.hidden_size_per_layer_input else "")
+            )
+            sizes.append(self.intermediate_size * (2 if self.use_double_wide_mlp and is_shared else 1))
+        embedding = None
         if self.hidden_size_per_layer_input:
-            raise CannotDescribeError("its layers have embeddings of their own (hidden_size_per_layer_input)")
-        if self.num_kv_shared_layers:
-            raise CannotDescribeError("some of its layers use the keys and values of others (num_kv_shared_layers)")
+            embedding = LayerEmbedding(width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input)
+        return {
+            "mixers": mixer_words(words),
+            "ffn_sizes": tuple(sizes) if len(set(sizes)) > 1 else (),
+            "layer_embedding": embedding,
+        }
+
+    def fields(self) -> Fields:
         letters = self.attention_letters()
         kv_heads, head_dim = self.full_heads(letters)
         heads = self.num_attention_heads
@@ -120,9 +144,68 @@ class Gemma4(LlamaWithExperts):
             "norm_at": "both",
             "qk_norm": True,
             "logit_softcap": self.final_logit_softcapping > 0,
-            "mixers": mixers_of(letters, ["E" if self.enable_moe_block else "-"] * len(letters)),
+            **self.small_model_fields(letters),
             **self.moe_fields(),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3n(Gemma):
+    """Gemma 3n: four residual streams, embeddings of its own in every layer, and last layers that use the keys and
+    values of earlier ones (transformers models/gemma3n/modeling_gemma3n.py). Configurations omit what equals the
+    defaults of the Hugging Face class."""
+
+    READS_LAYER_TYPES: ClassVar[bool] = True
+    ALIASES: ClassVar[Mapping[str, str]] = {"hidden_activation": "hidden_act"}
+
+    hidden_size: Count = 2048
+    intermediate_size: Count | tuple[Count, ...] = 16_384
+    num_attention_heads: Count = 8
+    num_hidden_layers: Count = 35
+    num_key_value_heads: Count | None = 2
+    vocab_size: Count = 262_400
+    max_position_embeddings: Count = 32_768
+    sliding_window: CountOrNone = 512
+    final_logit_softcapping: Annotated[float, Ge(0)] = 30.0
+    layer_types: tuple[str, ...] | None = None
+    vocab_size_per_layer_input: Count = 262_144
+    hidden_size_per_layer_input: Count = 256
+    num_kv_shared_layers: CountOrNone = 15
+    altup_num_inputs: Count = 4
+    laurel_rank: Count = 64
+
+    def fields(self) -> Fields:
+        n_layers = self.num_hidden_layers
+        if self.layer_types is None:
+            letters = ["*" if (layer + 1) % 5 == 0 else "W" for layer in range(n_layers)]
+        else:
+            letters = letters_of(self.layer_types, ATTENTION_LETTERS, "layer_types", n_layers)
+        first_shared = n_layers - min(self.num_kv_shared_layers, n_layers)
+        letters = [*letters[:first_shared], *(SHARED_KEYS[letter] for letter in letters[first_shared:])]
+        listed = self.intermediate_size
+        sizes = listed if isinstance(listed, tuple) else ()
+        if sizes and len(sizes) != n_layers:
+            raise CannotDescribeError(f"intermediate_size has {len(sizes)} numbers for {n_layers} layers")
+        inner = max(sizes) if isinstance(listed, tuple) else listed
+        return replace(self, intermediate_size=inner).dense_fields() | {
+            "norm_at": "both",
+            "qk_norm": True,
+            "logit_softcap": self.final_logit_softcapping > 0,
+            "mixers": mixer_words([f"U{letter}-P" for letter in letters]),
+            "ffn_sizes": sizes,
+            "layer_embedding": LayerEmbedding(
+                width=self.hidden_size_per_layer_input, vocab=self.vocab_size_per_layer_input
+            ),
+            "streams": Streams(count=self.altup_num_inputs, low_rank=self.laurel_rank),
+        }
+
+    def dense_fields(self) -> Fields:
+        """Fields of Gemma with these sizes."""
+        return super().fields()
+
+
+SHARED_KEYS: Final[Mapping[str, str]] = {"*": "Q", "W": "V"}
+"""Letters of attention, and those of the same with the keys and values of an earlier layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,7 +163,8 @@ def model_kind(model: Model) -> str:
         return "diffusion transformer"
     if model.experts is not None:
         return "mixture of experts"
-    if model.hybrid.mamba is not None or model.hybrid.delta_net is not None:
+    hybrid = model.hybrid
+    if any(part is not None for part in (hybrid.mamba, hybrid.delta_net, hybrid.time_mix)):
         return "state-space layers"
     if model.decoder_layers:
         return "encoder and decoder"

@@ -1,0 +1,241 @@
+"""Layers of RWKV, of Zamba, of small Gemmas and of indexed attention: parameters, products, and who holds what."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perfmodel import predict
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.spec import Job, Transformer
+from perfmodel.spec.parts import (
+    Experts,
+    Indexer,
+    LatentAttention,
+    LayerEmbedding,
+    Mamba,
+    SharedBlock,
+    Streams,
+    TimeMix,
+    WindowHeads,
+)
+from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
+
+H, HEADS, D, FFN, VOCAB, TOKENS = 64, 4, 16, 96, 256, 128
+PLAIN = Transformer(
+    name="plain",
+    layers=6,
+    hidden=H,
+    heads=HEADS,
+    kv_heads=HEADS,
+    head_dim=D,
+    ffn_hidden=FFN,
+    vocab=VOCAB,
+    seq_len=TOKENS,
+    norm="rms_norm",
+    positions="rope",
+    gated_ffn=True,
+    activation="silu",
+    bias=False,
+    dropout=False,
+    tied_embeddings=True,
+)
+JOB = Job(global_batch=4, seq_len=TOKENS)
+MAMBA = Mamba(heads=8, head_dim=16, state=8, groups=4)
+LATENT = LatentAttention(q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+ZAMBA: dict[str, Any] = {"mixers": "M AM AM M AM M ", "mamba": MAMBA}
+MODELS: dict[str, dict[str, Any]] = {
+    "rwkv": {"mixers": "RK ", "time_mix": TimeMix(inner=80), "positions": "none", "gated_ffn": False},
+    "zamba": ZAMBA | {"shared_block": SharedBlock(), "head_dim": 2 * D},
+    "zamba 2": ZAMBA | {"shared_block": SharedBlock(copies=2, adapter_rank=8, attention_adapters=True)},
+    "indexer": {
+        "mixers": "I*- *- *- ",
+        "latent_attention": LATENT,
+        "indexer": Indexer(heads=2, head_dim=16),
+    },
+    "small gemma": {
+        "mixers": "W-P W-P *-P V-P V-P Q-P",
+        "window": 16,
+        "window_heads": WindowHeads(heads=HEADS, kv_heads=2, head_dim=8),
+        "kv_heads": 2,
+        "qk_norm": True,
+        "norm_at": "both",
+        "ffn_sizes": (FFN, FFN, FFN, 2 * FFN, 2 * FFN, 2 * FFN),
+        "layer_embedding": LayerEmbedding(width=8, vocab=384),
+    },
+    "streams": {
+        "mixers": "UW-P UQ-P ",
+        "window": 16,
+        "norm_at": "both",
+        "layer_embedding": LayerEmbedding(width=8, vocab=384),
+        "streams": Streams(count=4, low_rank=8),
+    },
+    "layers that differ": {"mixers": "*- - *- * *- -", "ffn_sizes": (96, 32, 64, 96, 32, 128), "kv_heads": 2},
+    "shortcut": {
+        "mixers": "*-E*- ",
+        "latent_attention": LATENT,
+        "experts": Experts(count=8, topk=2, ffn_hidden=32, idle=4),
+        "shortcut_experts": True,
+    },
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Transformer:
+    return replace(PLAIN, **MODELS[request.param])
+
+
+def held(model: Transformer, shard: Shard) -> int:
+    return sum(block.params * repeats for block, repeats in blocks(model, JOB, shard))
+
+
+def products(model: Transformer, shard: Shard) -> float:
+    return sum(matmul_flops(block.forward) * repeats for block, repeats in blocks(model, JOB, shard))
+
+
+def test_blocks_hold_the_parameters_of_the_closed_form(model: Transformer) -> None:
+    assert held(model, Shard()) == parameters(model).total
+
+
+def test_blocks_multiply_what_the_closed_form_counts(model: Transformer) -> None:
+    """A window is a full rectangle in an operation; in the closed form only visible pairs count."""
+    whole = replace(model, window=0, window_heads=None, mixers=model.hybrid.mixers.replace("W", "*").replace("V", "Q"))
+    flops = step_flops(whole, replace(JOB, global_batch=1))
+    # What indexers score is not masked as attention is.
+    scores = sum(word.count("I") for word in whole.stack) * 2 * 16 * TOKENS * (TOKENS - 1)
+    assert products(whole, Shard()) == pytest.approx(flops.total_causal / 3 + scores, rel=1e-6, abs=flops.forward / 3)
+    assert products(whole, Shard()) == pytest.approx(
+        flops.forward - flops.attention_forward + flops.attention_causal_forward + scores, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_share_out_products(model: Transformer, tp: int) -> None:
+    """All but what is replicated: projections to narrow sizes, indexers, and the last projection of shared blocks."""
+    if model.kv_heads % tp and tp % model.kv_heads:
+        pytest.skip("heads do not divide")
+    whole, part = products(model, Shard()), products(model, Shard(tp=tp, sequence_parallel=True))
+    assert whole / tp <= part * (1 + 1e-9) < 0.75 * whole
+
+
+def test_every_model_is_predicted_on_a_pipeline(model: Transformer) -> None:
+    for layout in ("dp=8", "tp=2,dp=4,sequence_parallel=true", "pp=2,dp=4"):
+        prediction = predict(replace(model, vocab=1024), "dgx-h100", layout, global_batch=16, seq_len=TOKENS)
+        assert 0 < prediction.step_time_s < 10
+        assert prediction.memory.weights > 0
+
+
+def test_time_mixing_and_channel_mixing_by_hand() -> None:
+    model = replace(PLAIN, **MODELS["rwkv"])
+    inner = 80
+    mixing = 4 * H * inner + 3 * H + 2 * inner
+    channels = 2 * H * FFN + H * H + 2 * H
+    per_layer = mixing + channels + 2 * H
+    assert parameters(model).total == 6 * per_layer + VOCAB * H + H
+    assert parameters(model).mamba == 6 * (mixing + channels)
+    with pytest.raises(LayoutError, match="time mixing cannot be split along the sequence"):
+        blocks(model, JOB, Shard(cp=2))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_shared_blocks_are_held_once(copies: int) -> None:
+    """Three layers use them; whatever is beside them each layer has of its own."""
+    model = replace(PLAIN, **ZAMBA, shared_block=SharedBlock(copies=copies))
+    shared = 2 * H * 3 * HEADS * D + HEADS * D * H + 3 * H * FFN + 2 * H + H
+    without = replace(model, mixers="M" * 6, shared_block=None)
+    assert parameters(model).total - parameters(without).total == copies * shared + 3 * H * H
+    layers = [(block, repeats) for block, repeats in blocks(model, JOB, Shard()) if "shared" in block.name]
+    assert sum(block.shared_params * repeats for block, repeats in layers) == (3 - copies) * shared
+
+
+def test_a_stage_without_the_owner_holds_one_copy_of_a_shared_block() -> None:
+    """Layers 1, 2 and 4 of six use one block; the last two stages of three have to hold what the first one has."""
+    model = replace(PLAIN, **ZAMBA, shared_block=SharedBlock(), vocab=1024)
+    alone = replace(model, shared_block=SharedBlock(copies=3))
+    layout = "pp=3,dp=1,micro_batch=1"
+    shared, owned = (predict(net, "dgx-h100", layout, global_batch=4, seq_len=TOKENS) for net in (model, alone))
+    # With a copy a layer no stage has more than with one block for all, as each has one such layer.
+    assert shared.memory.weights == owned.memory.weights
+    both = replace(PLAIN, mixers="M AM AM M M M ", mamba=MAMBA, shared_block=SharedBlock(), vocab=1024)
+    two = replace(both, shared_block=SharedBlock(copies=2))
+    layout = "pp=2,dp=1,micro_batch=1"
+    one_copy, two_copies = (predict(net, "dgx-h100", layout, global_batch=4, seq_len=TOKENS) for net in (both, two))
+    assert one_copy.memory.weights < two_copies.memory.weights
+
+
+def test_an_indexer_has_gradients_of_its_weights_alone() -> None:
+    model = replace(PLAIN, **MODELS["indexer"])
+    without = replace(model, mixers="*- ", indexer=None)
+    weights = 24 * 2 * 16 + H * (16 + 2)
+    counted, plain = step_flops(model, JOB), step_flops(without, JOB)
+    tokens = JOB.global_batch * TOKENS
+    # Two of six layers have one.
+    dense = 2 * tokens * 2 * weights
+    assert counted.layers_forward - plain.layers_forward == dense
+    scores = 2 * JOB.global_batch * 2 * TOKENS * TOKENS * 2 * 16
+    assert counted.attention_forward - plain.attention_forward == scores
+    assert counted.total - plain.total == 2 * dense + 3 * scores
+    assert parameters(model).total - parameters(without).total == 2 * (weights + 2 * 16)
+
+
+def test_keys_of_an_earlier_layer_are_not_projected_again() -> None:
+    model = replace(PLAIN, **MODELS["small gemma"])
+    own = replace(model, mixers="W-P W-P *-P W-P W-P *-P")
+    in_window, full = H * 2 * 2 * 8 + 8, H * 2 * 2 * D + D
+    assert parameters(own).total - parameters(model).total == 2 * in_window + full
+
+
+def test_embeddings_of_the_layers_are_one_table() -> None:
+    model = replace(PLAIN, **MODELS["small gemma"])
+    words = model.hybrid.mixers.replace("P", "")
+    without = replace(model, mixers=words, layer_embedding=None)
+    table, projection, norm = 384 * 6 * 8, H * 6 * 8, 8
+    in_layers = 6 * (2 * H * 8 + H)
+    assert parameters(model).total - parameters(without).total == table + projection + norm + in_layers
+    step = step_flops(model, JOB).layers_forward - step_flops(without, JOB).layers_forward
+    assert step == 2 * JOB.global_batch * TOKENS * 6 * 3 * H * 8
+
+
+def test_layers_of_different_sizes_are_those_sizes() -> None:
+    model = replace(PLAIN, **MODELS["layers that differ"])
+    inner = 96 + 32 + 64 + 32 + 128
+    assert parameters(model).feed_forward == 3 * H * inner
+    widths = [block.name for block, _ in blocks(model, JOB, Shard()) if block.is_layer]
+    assert len(widths) == 6
+    adapted = replace(JOB, frozen=True, adapter_rank=4, adapter_modules=("linear_fc1", "linear_fc2"))
+    adapters = step_flops(model, adapted).adapters_forward
+    # Five feed-forwards: h + 2 f for gate and value together, f + h for the last product.
+    assert adapters == 2 * JOB.global_batch * TOKENS * 4 * (5 * 2 * H + 3 * inner)
+    with pytest.raises(LayoutError, match="ffn_hidden=32 is not divisible by tp=64"):
+        blocks(replace(model, heads=64, kv_heads=64), JOB, Shard(tp=64))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"mixers": "I- ", "indexer": Indexer(heads=2, head_dim=8), "latent_attention": LATENT}, r"right before a \*"),
+        ({"mixers": "I*- ", "indexer": Indexer(heads=2, head_dim=8)}, "latent_attention"),
+        ({"mixers": "*- ", "ffn_sizes": (96, 96)}, "each of 6 layers, got 2"),
+        ({"mixers": "*- ", "ffn_sizes": (96,) * 5 + (0,)}, r"ffn_sizes\[5\]"),
+        ({"mixers": "V- "}, "needs window for V"),
+        ({"mixers": "R- "}, "give time_mix"),
+        ({"mixers": "*- ", "shared_block": SharedBlock()}, "shared_block"),
+        ({"mixers": "Q- ", "latent_attention": LATENT}, "Q and V"),
+        (
+            {"mixers": "*E ", "experts": Experts(count=4, topk=2, ffn_hidden=32), "shortcut_experts": True},
+            "right behind a -",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(PerfModelError, match=named):
+        replace(PLAIN, **fields)
+
+
+def test_idle_experts_are_rows_of_the_router() -> None:
+    model = replace(PLAIN, **MODELS["shortcut"])
+    without = replace(model, experts=Experts(count=8, topk=2, ffn_hidden=32))
+    assert parameters(model).total - parameters(without).total == 6 * H * 4
+    apart = replace(model, shortcut_experts=False)
+    assert parameters(apart).total - parameters(model).total == 6 * H
+    assert products(apart, Shard()) == products(model, Shard())
