@@ -1,4 +1,4 @@
-"""Transformer blocks whose weights several layers share (Zamba, arXiv 2405.16712)."""
+"""Weights that several layers share: of whole groups of layers, and of blocks in some (Zamba, arXiv 2405.16712)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

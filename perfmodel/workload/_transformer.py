@@ -65,9 +65,9 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     n_wide = job.narrow.wide_last_layers if local != local.unquantised else 0
     first_wide = len(model.stack) - n_wide
     stack = []
-    owners = owners(model)
+    owner_of = owners(model)
     for i, word in enumerate(model.stack):
-        owner = None if owners[i] == i else owners[i]
+        owner = None if owner_of[i] == i else owner_of[i]
         stack.append(_LayerKind(word, i >= first_wide, model.inner_sizes[i], owner))
 
     # Each kind of layer is worked out once, however often it stands in the stack.

@@ -403,3 +403,59 @@ def test_biases_of_queries_in_nemo_1(name: str) -> None:
     assert isinstance(launch.model, Transformer)
     assert launch.model.attention.qkv_bias
     assert launch.may_be_wrong == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "run.sh",
+            "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_9b "
+            "--parallelism.tensor_parallel_degree 2 --training.local_batch_size 3 --training.seq_len 1024\n",
+        ),
+        (
+            "run.sh",
+            "nemo llm pretrain --factory llama9_8b trainer.devices=8 trainer.num_nodes=1 "
+            "trainer.strategy.tensor_model_parallel_size=2 data.micro_batch_size=3 data.global_batch_size=12 "
+            "data.seq_length=1024\n",
+        ),
+        (
+            "run.py",
+            "recipe = llm.llama9_8b.pretrain_recipe(num_nodes=1, num_gpus_per_node=8, tensor_parallelism=2)\n"
+            "recipe.data.micro_batch_size = 3\nrecipe.data.global_batch_size = 12\nrecipe.data.seq_length = 1024\n",
+        ),
+        (
+            "run.sh",
+            "torchrun --nproc_per_node 8 run_recipe.py --recipe llama9_8b_pretrain_config "
+            "model.tensor_model_parallel_size=2 train.micro_batch_size=3 train.global_batch_size=12 "
+            "model.seq_length=1024\n",
+        ),
+        (
+            "run.py",
+            "cfg = llama9_8b_pretrain_config()\ncfg.model.tensor_model_parallel_size = 2\n"
+            "cfg.train.micro_batch_size = 3\ncfg.train.global_batch_size = 12\ncfg.model.seq_length = 1024\n",
+        ),
+    ],
+)
+def test_what_stands_beside_an_unknown_recipe_is_read_with_a_model(name: str, text: str) -> None:
+    """All that the recipe itself sets is doubtful, and the answer begins with that."""
+    launch = parse_launch(text, name, model="llama3-8b", devices=8)
+    assert isinstance(launch.model, Transformer)
+    assert (launch.model.name, launch.seq_len) == ("llama3-8b", 1024)
+    assert launch.layout is not None
+    assert (launch.layout.tp, launch.layout.dp, launch.layout.micro_batch) == (2, 4, 3)
+    doubt = launch.may_be_wrong[0]
+    assert doubt.startswith("the layout, the batch and the precision may be wrong")
+
+
+def test_a_script_that_makes_the_model_of_an_unknown_recipe_needs_none() -> None:
+    text = (
+        "cfg = llama9_8b_sft_config()\n"
+        'cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Llama-3.2-1B").to_megatron_provider()\n'
+        "cfg.train.micro_batch_size = 3\ncfg.train.global_batch_size = 12\n"
+    )
+    launch = parse_launch(text, "run.py", devices=4)
+    assert launch.model is not None
+    assert launch.model.name == "llama3.2-1b"
+    assert "sft" not in launch.may_be_wrong[0]
+    assert "recipe are not known" in launch.may_be_wrong[0]

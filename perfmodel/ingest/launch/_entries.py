@@ -50,6 +50,8 @@ class Source:
     """The model of such a run, from its own configuration."""
     recipe_model: Model | None = None
     """The model of the recipe that the file names; entries may change its sizes."""
+    without_model: LaunchFileError | None = None
+    """The refusal of a file that can be read only if the user gives the model."""
 
 
 def as_list(value: Any) -> list[Any]:

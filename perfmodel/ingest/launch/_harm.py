@@ -54,7 +54,7 @@ _WORDS: Final = (
     (Harm.MODEL, "mamba ssm hybrid spec window kv latent mla mtp nextn depth width embed embedding embeddings embd"),
     (Harm.MODEL, "attention attn gated glu activation norm layernorm rmsnorm tied tie untie encoder decoder vision"),
     (Harm.MODEL, "patch image bias architecture block blocks channels gate state groups model hc engram indexer"),
-    (Harm.MODEL, "lf conv conv1d conv2d filter filtering variant linear sparse delta"),
+    (Harm.MODEL, "depths lf conv conv1d conv2d filter filtering variant linear sparse delta"),
     (Harm.MEMORY, "memory optimizer optim bucket buffer"),
     (Harm.MODEL, "size sizes"),
 )

@@ -61,6 +61,15 @@ def _factory_recompute(settings: Mapping[str, Any]) -> Fields:
     return {"recompute": "none" if is_on(settings.get("disable_gradient_checkpointing")) else "full"}
 
 
+def _ray_workers(settings: Mapping[str, Any]) -> Fields:
+    """Devices under Ray: every worker has as many as its resources say."""
+    if "ray_num_workers" not in settings:
+        return {}
+    return {
+        "devices": WHOLE.read(settings["ray_num_workers"]) * WHOLE.read(settings.get("resources_per_worker.GPU", 1))
+    }
+
+
 LLAMA_FACTORY: Final = LaunchFormat(
     name="llama-factory",
     syntax="yaml",
@@ -69,6 +78,7 @@ LLAMA_FACTORY: Final = LaunchFormat(
     marks=("finetuning_type", "cutoff_len", "lora_target"),
     table=(
         *SHARED,
+        Rule(keys=("ray_num_workers", "resources_per_worker.GPU"), read=_ray_workers, fields=("devices",)),
         precision_rule("fp32"),
         Rule(keys=(MICRO, ACCUMULATION), read=trainer_batches),
         Rule(keys=MODEL_KEYS, read=named_model, fields=("model",)),

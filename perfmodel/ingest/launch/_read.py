@@ -172,6 +172,8 @@ def parse_launch(
         variables: shell variables that are set when the script starts.
     """
     source, form = recognised(text, place, arguments, variables)
+    if source.without_model is not None and model is None and source.recipe_model is None:
+        raise source.without_model
     if model is None:
         model = source.model
     elif isinstance(model, str):

@@ -19,7 +19,13 @@ from perfmodel.ingest.launch._nemo import BRIDGE
 from perfmodel.ingest.launch._precision_recipes import precision_of
 from perfmodel.ingest.launch._python_values import MISSING, Choice, ScriptObject, Symbol, Unknown, is_same
 from perfmodel.ingest.launch._recipe_models import MODEL_OF_CATALOG, class_of, model_of_recipe
-from perfmodel.ingest.launch._recipe_tables import nemo_name, recipe_tables, unknown_recipe, whole_devices
+from perfmodel.ingest.launch._recipe_tables import (
+    nemo_name,
+    recipe_tables,
+    unknown_recipe,
+    whole_devices,
+    with_unknown_recipe,
+)
 from perfmodel.ingest.launch._xtuner import plain_value
 from perfmodel.ingest.launch.python_script import Followed, follow, module_beside
 
@@ -237,9 +243,6 @@ def _recipe_fields(framework: str, name: str, keywords: dict[str, Any]) -> dict[
 def _read(
     recipe: _Recipe, followed: Followed, place: str, arguments: Sequence[str], notes: Sequence[str]
 ) -> tuple[Source, LaunchFormat]:
-    known = recipe_tables(recipe.framework)
-    if recipe.name not in known:
-        raise unknown_recipe(recipe.framework, recipe.name, sorted(known), place, recipe.line)
     settings = _Settings(notes=list(notes))
     _flatten(recipe.thing, "", settings)
     overrides = _overrides(followed, arguments)
@@ -253,7 +256,12 @@ def _read(
         source, form = replace(source, entries=with_precision(source.entries)), BRIDGE
         devices = _devices_of_executor(followed)
     doubts = [*_doubts(settings, form), *_handed_over(recipe, followed)]
-    return replace(source, devices=devices, notes=(*settings.notes, *model_notes), doubts=tuple(doubts)), form
+    source = replace(source, devices=devices, notes=(*settings.notes, *model_notes), doubts=tuple(doubts))
+    known = recipe_tables(recipe.framework)
+    if recipe.name in known:
+        return source, form
+    error = unknown_recipe(recipe.framework, recipe.name, sorted(known), place, recipe.line)
+    return with_unknown_recipe(source, recipe.framework, error), form
 
 
 def _flatten(thing: ScriptObject, prefix: str, settings: _Settings) -> None:

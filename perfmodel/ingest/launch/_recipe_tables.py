@@ -42,13 +42,34 @@ def recipe_entries(framework: str, *names: str, place: str, line: int) -> dict[s
     return {key: Entry(value, 0) for key, value in table.items()}
 
 
+def known_entries(
+    framework: str, *names: str, place: str, line: int
+) -> tuple[dict[str, Entry], LaunchFileError | None]:
+    """The settings of a recipe; none, and the error, if it is not known."""
+    try:
+        return recipe_entries(framework, *names, place=place, line=line), None
+    except LaunchFileError as error:
+        return {}, error
+
+
+def with_unknown_recipe(source: Source, framework: str, error: LaunchFileError) -> Source:
+    """What a command or a script sets beside a recipe that is not known: with a model it can be read, and all that the
+    recipe sets is doubtful."""
+    doubt = (
+        f"the layout, the batch and the precision may be wrong: the settings of this {framework} recipe are not known, "
+        "only what stands beside its name is read"
+    )
+    return replace(source, doubts=(doubt, *source.doubts), without_model=error)
+
+
 def unknown_recipe(framework: str, name: str, known: Sequence[str], place: str, line: int) -> LaunchFileError:
     """The error for a recipe that is not known, which names those that are."""
     remedy = f"or add the lines that perfmodel hook {framework} prints and give the file that they write"
     return broken(
         place,
         line,
-        f"perfmodel knows no {framework} recipe named {name!r}; known: {', '.join(known)}; {remedy}",
+        f"perfmodel knows no {framework} recipe named {name!r}; known: {', '.join(known)}; give --model to read what "
+        f"stands beside the name, {remedy}",
     )
 
 
@@ -96,19 +117,21 @@ def whole_devices(entries: Mapping[str, Entry], place: str) -> int | None:
 
 def nemo_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
     """A recipe of NeMo 2 with the changes of a command."""
-    entries = recipe_entries("nemo", name, place=place, line=line)
+    entries, error = known_entries("nemo", name, place=place, line=line)
     model = _named_model(entries)
     entries |= changes
     devices = whole_devices(entries, place)
     source, form = nemo_entries(Source(place=place, entries=entries))
-    return replace(source, recipe_model=model, devices=devices), form
+    source = replace(source, recipe_model=model, devices=devices)
+    return (source if error is None else with_unknown_recipe(source, "nemo", error)), form
 
 
 def bridge_recipe(name: str, changes: Mapping[str, Entry], place: str, line: int) -> tuple[Source, LaunchFormat]:
     """A recipe of Megatron-Bridge with the changes of a command."""
-    entries = recipe_entries("megatron-bridge", name, place=place, line=line)
+    entries, error = known_entries("megatron-bridge", name, place=place, line=line)
     model = _named_model(entries)
-    return Source(place=place, entries=entries | dict(changes), recipe_model=model), BRIDGE
+    source = Source(place=place, entries=entries | dict(changes), recipe_model=model)
+    return (source if error is None else with_unknown_recipe(source, "megatron-bridge", error)), BRIDGE
 
 
 def _named_model(entries: dict[str, Entry]) -> Model | None:

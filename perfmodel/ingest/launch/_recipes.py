@@ -17,7 +17,15 @@ from perfmodel.ingest.launch._hook_file import torchtitan_entries
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._nemo import NEMO
 from perfmodel.ingest.launch._read_entries import read_toml, read_yaml
-from perfmodel.ingest.launch._recipe_tables import bridge_recipe, module_of, nemo_name, nemo_recipe, recipe_entries
+from perfmodel.ingest.launch._recipe_tables import (
+    bridge_recipe,
+    known_entries,
+    module_of,
+    nemo_name,
+    nemo_recipe,
+    recipe_entries,
+    with_unknown_recipe,
+)
 from perfmodel.ingest.launch._table import Fields
 from perfmodel.ingest.launch._user_scripts import may_be_read, user_script
 from perfmodel.ingest.launch._xtuner import plain_value
@@ -220,6 +228,7 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
     if not file and named_config and str(named_config.value).endswith(".toml"):
         file = str(named_config.value)
     notes: tuple[str, ...] = ()
+    error: LaunchFileError | None = None
     if file:
         named = neighbours.find(file)
         if named is None:
@@ -237,9 +246,9 @@ def _titan(command: Command, place: str, neighbours: Neighbours) -> tuple[Source
         for variable, default in _TITAN_DEFAULTS.items():
             flag = flags.get(variable.lower())
             names[variable] = str(flag.value) if flag else command.variables.get(variable, default)
-        entries = recipe_entries("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
-    source = Source(place=place, entries=entries | stated, notes=notes)
-    return torchtitan_entries(source)
+        entries, error = known_entries("torchtitan", names["MODULE"], names["CONFIG"], place=place, line=line)
+    source, form = torchtitan_entries(Source(place=place, entries=entries | stated, notes=notes))
+    return (source if error is None else with_unknown_recipe(source, "torchtitan", error)), form
 
 
 _CALL: Final = re.compile(r"(\w+)(?:\.\w+)?(?:\((.*)\))?", re.DOTALL)

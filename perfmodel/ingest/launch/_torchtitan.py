@@ -233,6 +233,19 @@ _FLOAT8_SWITCHES: Final = (
 """Switches for 8-bit products: those of 2024, before model converters existed, and those of Primus."""
 
 
+def _early_step(settings: Mapping[str, Any]) -> Fields:
+    if settings["optimizer.early_step_in_backward"] is not True:
+        return {}
+    return {
+        "doubt.gradients": "memory may be wrong: early_step_in_backward frees gradients inside the backward pass, but "
+        "the prediction keeps them until the step"
+    }
+
+
+_PLAIN_OPTIMIZER: Final = ("lr", "eps", "beta*", "weight_decay", "implementation", "fused", "foreach", "scheduler*")
+"""Settings of the optimizer that change neither its states nor its kernels."""
+
+
 def _optimizer(settings: Mapping[str, Any]) -> Fields:
     name = settings.get("optimizer.name", "AdamW")
     # The type in which weights are kept, and with them optimizer states.
@@ -409,6 +422,7 @@ TORCHTITAN: Final = LaunchFormat(
         # `selective_ac_option` is "2" where nobody sets it (torchtitan config/job_config.py).
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute, defaults={"selective_every": 2}),
         Rule(keys=("optimizer.name", "training.dtype"), read=_optimizer, fields=("optimizer",)),
+        Rule(keys=("optimizer.early_step_in_backward",), read=_early_step),
         # No key of torchtitan's own: `_hook_file` writes it for configurations whose loss is a class.
         read_only("loss.chunked", "chunked_loss", FLAG),
         key(
@@ -425,7 +439,7 @@ TORCHTITAN: Final = LaunchFormat(
         "job.*",
         "profiling.*",
         "metrics.*",
-        "optimizer.*",
+        *(f"optimizer.{name}" for name in _PLAIN_OPTIMIZER),
         "lr_scheduler.*",
         "checkpoint.*",
         "comm.*",

@@ -18,6 +18,7 @@ from perfmodel.ingest.launch._finetuning import (
     fsdp_fields,
     is_on,
     objective_fields,
+    optimizer_fields,
     optimizer_rule,
     padding_note,
     sharded_sequences,
@@ -205,6 +206,27 @@ def precision_rule(default: str) -> Rule:
     return Rule(keys=_HALF_KEYS, read=_precision, fields=("dtype",), defaults={"dtype": default})
 
 
+_ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
+"""Switches of adapters: trl's, and those of LLaVA's and Qwen's programs."""
+
+
+def _loaded_states(settings: Mapping[str, Any]) -> Fields:
+    """Gradients and moments of a model that is loaded in 16 bits.
+
+    They have the type of its weights, which autocast leaves alone. DeepSpeed and Accelerate's FSDP make fp32 copies of
+    the weights, and peft keeps those of adapters in fp32.
+    """
+    loaded = _TORCH_TYPES.read(settings.get("torch_dtype", settings.get("dtype", "auto")))
+    is_sharded = bool(fsdp_fields({name: settings[name] for name in FSDP_KEYS if name in settings}))
+    if loaded != "bf16" or is_sharded or any(is_on(settings.get(name)) for name in ("deepspeed", "config_file")):
+        return {}
+    adapters = [name for name in (*_ADAPTER_SWITCHES, "lora_r", "lora_rank") if is_on(settings.get(name))]
+    optimizer = optimizer_fields(settings.get("optim", "adamw_torch"))
+    if adapters or optimizer.get("optimizer") != "adam":
+        return {}
+    return {"optimizer": "adam16bit", "grad_dtype": "bf16"}
+
+
 SHARDING_RULE: Final = Rule(keys=FSDP_KEYS, read=fsdp_fields, fields=("zero",))
 EVALUATIONS: Final = ("do_predict", "do_eval")
 """Switches of what a run does besides training, or instead of it where `do_train` is not on."""
@@ -273,8 +295,6 @@ HARMLESS: Final = patterns(
 
 
 _CHAT_ADAPTERS: Final = ("lora_dim", "lora_module_name", "only_optimize_lora")
-_ADAPTER_SWITCHES: Final = ("use_peft", "lora_enable", "use_lora")
-"""Switches of adapters: trl's, and those of LLaVA's and Qwen's programs."""
 _TRAINS_ADAPTERS: Final = re.compile(r"(^|[^a-z])(q?lora|dora|peft|adapters?)([^a-z]|$)", re.IGNORECASE)
 """Names of programs that train adapters."""
 _TRL_ADAPTERS: Final = (
@@ -376,6 +396,14 @@ TRAINER: Final = LaunchFormat(
             keys=(*_TRL_ADAPTERS, *MODEL_KEYS, PROGRAM),
             read=_trl_adapters,
             fields=("adapter_rank",),
+        ),
+        Rule(
+            keys=(
+                *("torch_dtype", "dtype", "optim", "deepspeed", "config_file", "lora_r", "lora_rank"),
+                *_ADAPTER_SWITCHES,
+                *FSDP_KEYS,
+            ),
+            read=_loaded_states,
         ),
         Rule(keys=PACKINGS, read=_packed),
         RECOMPUTE_RULE,
