@@ -1,6 +1,7 @@
 """Backward kernels cost what their work says: the gradients of a product add up to both, and each is a product."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,19 @@ from perfmodel.spec import Device
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 EVERY_DEVICE = sorted(devices())
+
+
+def one_of_an_architecture() -> list[Any]:
+    """Every device: one of each architecture at once, the others with the slow tests."""
+    names: list[Any] = []
+    architectures: set[tuple[str, str]] = set()
+    for name in EVERY_DEVICE:
+        architecture = device(name).vendor, device(name).architecture
+        names.append(pytest.param(name, marks=pytest.mark.slow) if architecture in architectures else name)
+        architectures.add(architecture)
+    return names
+
+
 SIDES = (1024, 2048, 4096, 6144, 8192, 12288, 16384)
 SHAPES = ((4096, 4096, 4096), (8192, 12288, 4096), (16384, 8192, 8192), (4096, 16384, 4096), (2048, 4096, 16384))
 
@@ -75,7 +89,7 @@ def by_group(times: EventTimes, size: int) -> list[EventTimes]:
     return [EventTimes(*values) for values in zip(*parts, labels, strict=True)]
 
 
-@pytest.mark.parametrize("name", EVERY_DEVICE)
+@pytest.mark.parametrize("name", one_of_an_architecture())
 def test_gradients_of_a_product_add_up_and_cost_a_product_each(model: KernelModel, name: str) -> None:
     one = device(name)
     ops = [gradients(dtype, *shape, "linear") for dtype in dtypes_of(one) for shape in SHAPES]
@@ -121,7 +135,7 @@ CONVOLUTIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EVERY_DEVICE)
+@pytest.mark.parametrize("name", one_of_an_architecture())
 def test_gradients_of_a_convolution_add_up(model: KernelModel, name: str) -> None:
     one = device(name)
     for dtype in dtypes_of(one):
@@ -136,7 +150,7 @@ def test_gradients_of_a_convolution_add_up(model: KernelModel, name: str) -> Non
             assert 1.2 < found.time_s[0] / found.time_s[3] < 5, (name, group[0])
 
 
-@pytest.mark.parametrize("name", EVERY_DEVICE)
+@pytest.mark.parametrize("name", one_of_an_architecture())
 def test_backward_of_other_kernels_takes_about_its_work(model: KernelModel, name: str) -> None:
     one = device(name)
     for dtype in dtypes_of(one):
