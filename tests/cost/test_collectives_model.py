@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn.collectives import collective_rows, set_aside
+from perfmodel.cost.learn.collectives import NODES, RANKS, collective_rows, set_aside
 from perfmodel.ops import Collective, CollectiveKind
 from perfmodel.spec import Cluster, Device, NetworkLevel, PeakRates
 
@@ -241,3 +241,14 @@ def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: Collecti
     before, after = (CollectiveModel.load().times(one, ops).time_s for one in (cluster, slower))
     assert (after >= before * (1 - 1e-9)).all()
     assert (after <= 2 * before * (1 + 1e-9)).all()
+
+
+def test_prices_are_computed_at_the_sizes_that_groups_have() -> None:
+    """Even numbers, then multiples of 4 and of 8: parts of usual nodes. In between prices are interpolated."""
+    even, fours, eights = set(range(2, 21, 2)), set(range(4, 41, 4)), set(range(8, 73, 8))
+    assert set(RANKS) == {3, 5, 7, 96} | even | fours | eights | {2**k for k in range(1, 15)}
+    assert set(NODES) == {2**k for k in range(18)} | {3 * 2**k for k in range(5)}
+    for counts in (RANKS, NODES):
+        steps = counts[1:] / counts[:-1]
+        assert (steps > 1).all()
+        assert (steps <= 2).all()

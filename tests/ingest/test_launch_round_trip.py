@@ -258,6 +258,7 @@ def test_stages_that_nanotron_cuts_so_by_itself_are_not_said(tp: int, pp: int) -
     assert said == unsaid
     # no setting says it, but whoever reads the file sees which stages will run
     assert f"partition={'-'.join(map(str, cut or ()))}" in said
+    assert "partition" not in pm.export_launch(layout, "nanotron", job=job_of(layout, 8))
     other = (cut[0] - 1, *cut[1:-1], cut[-1] + 1)
     with pytest.raises(LaunchFileError, match="it balances the stages itself"):
         pm.export_launch(layout.replace(partition=other), "nanotron", model="llama3-8b", job=job_of(layout, 8))
@@ -268,6 +269,8 @@ def test_uneven_stages_of_megatron() -> None:
     text = pm.export_launch(layout, "megatron-core", model="llama3-8b", job=job_of(layout, 8))
     assert "--decoder-first-pipeline-num-layers 7 " in text
     assert back(text, "megatron-core", layout, None).partition == (7, 9, 9, 7)
+    even = pm.export_launch(layout.replace(partition=None), "megatron-core", model="llama3-8b", job=job_of(layout, 8))
+    assert "partition" not in even
     with pytest.raises(LaunchFileError, match="partition=6-10-9-7"):
         pm.export_launch(layout.replace(partition=(6, 10, 9, 7)), "megatron-core", model="llama3-8b")
 

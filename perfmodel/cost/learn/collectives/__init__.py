@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from perfmodel.cost.learn.collectives._physics_fit import fit_physics, physical_time
     from perfmodel.cost.learn.collectives._price import (
         LARGE,
+        NODES,
+        RANKS,
         CollectivePrices,
         CollectiveRequest,
         Groups,
