@@ -12,7 +12,7 @@ from perfmodel.cli._compare import add_profile
 from perfmodel.cli._files import add_job_file, flags_of, lacking
 from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._show import emit, error_figure, error_head, written
-from perfmodel.display import Report, new_console, progress, table
+from perfmodel.display import Report, new_console, progress, table, with_hanging_indent
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
@@ -374,19 +374,17 @@ def _show_assumptions(assumptions: Sequence[dict[str, Any]]) -> None:
     """Print what the rows of a table leave open, the runs first whose step time depends most on it."""
     if not assumptions:
         return
-    console = new_console()
+    width = new_console().width
     runs = "1 run leaves" if len(assumptions) == 1 else f"{len(assumptions)} runs leave"
-    console.print(
-        f"{runs} settings open. The fit uses the framework's defaults; in brackets: how far other values would move "
-        "the step time"
-    )
+    uses = "The fit uses the framework's defaults; in brackets: how far other values would move the step time"
+    print(with_hanging_indent(f"{runs} settings open. {uses}", width))
     for of_run in assumptions[:_SHOWN]:
         shown = ", ".join(of_run["assumed"][:_SETTINGS_SHOWN])
         further = len(of_run["assumed"]) - _SETTINGS_SHOWN
         more = f" and {further} more" if further > 0 else ""
-        console.print(f"  {of_run['run']}: {shown}{more}", markup=False)
+        print(with_hanging_indent(f"  {of_run['run']}: {shown}{more}", width))
     if len(assumptions) > _SHOWN:
-        console.print(f"  and {len(assumptions) - _SHOWN} more runs (--json lists them all)")
+        print(f"  and {len(assumptions) - _SHOWN} more runs (--json lists them all)")
 
 
 def _print_written_folder(out: Path) -> None:

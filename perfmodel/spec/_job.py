@@ -62,8 +62,9 @@ OPTIMIZERS: Final[Mapping[str, Optimizer]] = {
         state_bytes=0,
         gradient_reads=3,
         clips=False,
-        source="Shazeer and Stern, arXiv 1804.04235, algorithm 4: without momentum; sums of rows and columns, below a "
-        "thousandth of the weights, left out; one pass for these, one for the update's norm, one to apply it",
+        source="Shazeer and Stern, arXiv 1804.04235, algorithm 4: without momentum. Its sums of rows and columns take "
+        "less than a thousandth of the weights and are left out. One pass computes these sums, one the norm of the "
+        "update, and one applies it",
     ),
     "lion": Optimizer(state_bytes=4, source="Chen et al., arXiv 2302.06675, algorithm 2"),
     "lamb": Optimizer(

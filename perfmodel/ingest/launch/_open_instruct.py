@@ -45,7 +45,7 @@ def _recompute(settings: Mapping[str, Any]) -> Fields:
     # torch.compile chooses the operators to recompute by solving a knapsack problem; the choice depends on the graph.
     doubt = (
         f"memory may be wrong: {_BUDGET}={budget:g} lets torch.compile choose what is recomputed, but the prediction "
-        "recomputes the parts of layers that selective recomputation does"
+        "recomputes what selective recomputation does"
     )
     return {"recompute": "selective", "doubt.recompute": doubt}
 

@@ -149,7 +149,7 @@ def _ranking(console: "Console", result: "SearchResult", run: Sequence[str]) -> 
     # Layouts on nodes of several kinds have memories of several sizes.
     capacities = {p.memory_capacity_bytes for p in result.layouts}
     capacity_text = f", of {capacities.pop() / GIB:.1f}" if len(capacities) == 1 else ""
-    console.print(f"GiB: memory needed on the fullest device{capacity_text}; fits: probability that it fits")
+    console.print(f"GiB: needed on the fullest device{capacity_text}; fits: probability that it fits")
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
