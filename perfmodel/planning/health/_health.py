@@ -478,5 +478,6 @@ def _verdict(health: RunHealth) -> str:
         but = ", but the log contradicts the script" if health.contradictions else ""
         return f"healthy{but}: {place}"
     if health.fault is None:
-        return f"not healthy: {place}"
+        likeliest = f"; likeliest cause: {health.causes[0].title}" if health.causes else ""
+        return f"not healthy: {place}{likeliest}"
     return f"not healthy: {health.fault.title}; the usual step is {place}"

@@ -190,6 +190,7 @@ def test_what_is_named_is_worth_naming_and_no_more_than_the_excess() -> None:
         health = checked(SICK[name])
         excess_s = health.series.usual_s - health.prediction.step_time_s
         assert len(health.causes) <= 3
+        assert health.healthy or health.causes[0].title in health.verdict
         for cause in health.causes:
             assert 0.01 * health.typical_site_s < cause.explains_s <= excess_s * (1 + 1e-9)
             assert 0 < cause.probability <= 1
