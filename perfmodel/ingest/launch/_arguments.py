@@ -63,6 +63,8 @@ LAUNCHING: Final = (
 )
 """Arguments of torchrun and of the launchers of DeepSpeed and Accelerate that state the number of processes or their
 hosts."""
+_OFF: Final = ("false", "no", "f", "n", "0")
+"""Words that turn a switch off (transformers hf_argparser.py `string_to_bool`)."""
 _LAUNCHERS: Final = ("run.py", "launch.py", "launcher.py", "torchrun", "deepspeed", "accelerate", "msrun")
 _SLURM: Final = ("srun", "sbatch", "salloc")
 _MPI: Final = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "aprun")
@@ -347,8 +349,10 @@ def command_entries(argv: Sequence[Word], known: frozenset[str], switches: froze
         elif i == script or re.match(r"-[A-Za-z]", word.text):
             # The script's own name and a short option end the values of an argument.
             name = ""
-        elif name in switches and word.text.lower() not in ("true", "false"):
-            # A switch takes no value: this word is a variable that nobody set, or the like.
+        elif name in switches:
+            # A switch needs no value: another word is a variable that nobody set, or the like.
+            if word.text.lower() in _OFF:
+                entries[name] = Entry("false", entries[name].line)
             name = ""
         elif name and word.text:
             before = entries[name]

@@ -21,7 +21,13 @@ from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._llama_factory import LLAMA_FACTORY
 from perfmodel.ingest.launch._megatron import scheduled_settings, world_of
 from perfmodel.ingest.launch._open_instruct import OLMO_CORE, behind_submitter, over_nodes, trains_on_olmo_core
-from perfmodel.ingest.launch._own_programs import OWN_FORM, OWN_NAMES, in_words_of_trainer, refuse_several_models
+from perfmodel.ingest.launch._own_programs import (
+    OWN_FORM,
+    OWN_NAMES,
+    in_words_of_trainer,
+    makes_engine,
+    refuse_several_models,
+)
 from perfmodel.ingest.launch._read_entries import read_json, read_yaml
 from perfmodel.ingest.launch._torchtune import TORCHTUNE
 from perfmodel.ingest.launch._trainer import EVALUATIONS, MICRO, SWIFT, TRAINER, WORLD, only_evaluates
@@ -179,6 +185,8 @@ def _training(command: Command, place: str, neighbours: Neighbours) -> _Training
     entries |= _settings(whole_argv)
     if form is None and MICRO in entries and "tensor_model_parallel_size" not in entries:
         form = OLMO_CORE if trains_on_olmo_core(texts) else finetuning_format(entries) or TRAINER
+        if form is TRAINER and makes_engine(entries):
+            form = None
     if form is None:
         refuse_several_models(entries, place)
         renamed = in_words_of_trainer(texts, entries)

@@ -13,7 +13,7 @@ from perfmodel.ingest.launch._arguments import followed_script, trains_nothing
 from perfmodel.ingest.launch._entries import Entry, Neighbours, Source, included_entries, yaml_value
 from perfmodel.ingest.launch._maxtext import HALF_CHIPS, MAXTEXT
 from perfmodel.ingest.launch._read_entries import read_yaml
-from perfmodel.ingest.launch.shell import Command
+from perfmodel.ingest.launch.shell import SETTING_PREFIX, Command
 
 _LOOKS_LIKE_ONE: Final = re.compile(
     r"(?=[\s\S]*\.ya?ml\b)[\s\S]*(maxtext|\b(per_device_batch_size|max_target_length|model_name|ici_\w+)=)",
@@ -48,6 +48,8 @@ def maxtext_command(
         line = command.argv[0].line
         for argv in _commands_within([word.text for word in command.argv]):
             file, settings = _settings(argv, line)
+            if file:
+                settings = _from_environment(command, line) | settings
             if not MAXTEXT.recognises(settings):
                 continue
             # A script may also decode or convert checkpoints with the same settings.
@@ -163,6 +165,15 @@ def _commands_within(argv: list[str]) -> list[list[str]]:
             except ValueError:
                 continue
     return commands
+
+
+def _from_environment(command: Command, line: int) -> dict[str, Entry]:
+    """Settings that variables such as `M_MAX_TARGET_LENGTH` make (MaxText pyconfig.py)."""
+    settings = {}
+    for name, value in command.variables.items():
+        if name.startswith(SETTING_PREFIX):
+            settings[name.removeprefix(SETTING_PREFIX).lower()] = Entry(yaml_value(value), line)
+    return settings
 
 
 def _settings(argv: Sequence[str], line: int) -> tuple[str, dict[str, Entry]]:

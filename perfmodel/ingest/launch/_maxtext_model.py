@@ -137,6 +137,15 @@ def _sizes(settings: Mapping[str, Any]) -> Fields:
     return fields
 
 
+def _old_feed_forward(settings: Mapping[str, Any]) -> Fields:
+    if "base_num_heads" not in settings or "mlp_activations" in settings:
+        return {}
+    return {
+        "doubt.feed_forward": "the model may be wrong: base_num_heads is a name of versions whose feed-forwards were "
+        "not always gated, as they are here; state mlp_activations"
+    }
+
+
 def _write_sizes(fields: Fields) -> Mapping[str, Any]:
     return {name: fields.get(field) for name, field in _FIELDS.items()}
 
@@ -310,6 +319,7 @@ MODEL: Final = (
         fields=("model.",),
     ),
     Rule(keys=("scale",), read=_old_scale),
+    Rule(keys=("base_num_heads", "mlp_activations"), read=_old_feed_forward),
     Rule(keys=("mlp_activations",), read=_activations, write=_write_activations),
     key("vocab_size", "model.vocab", default=32000),
     key("logits_via_embedding", "model.tied_embeddings", words({True: True, False: False}), default=False),

@@ -29,6 +29,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "accumulation_steps": ACCUMULATION,
     "deepspeed_config": "deepspeed",
     "ds_config": "deepspeed",
+    "ds_file": "deepspeed",
     "seq_length": "max_length",
     "seq_len": "max_length",
     "sequence_length": "max_length",
@@ -52,6 +53,7 @@ _MODELS: Final = ("model_name_or_path", "model_name", "model", "base_model")
 _SIZES: Final = ("num_layers", "hidden_size", "num_attention_heads")
 """Arguments of Megatron's programs, which state sizes instead of a model's name."""
 _LAUNCHERS: Final = ("deepspeed", "accelerate")
+_OF_ENGINE: Final = ("zero_stage", *(name for name, meant in _NAMES.items() if meant == "deepspeed"))
 _ACTORS: Final = ("actor_model_name_or_path", "actor_rollout_ref.model.path", "actor.model_name_or_path")
 """Arguments of programs that train an actor together with a critic (DeepSpeed-Chat's third step; verl)."""
 _SLIME: Final = "actor_num_gpus_per_node"
@@ -94,6 +96,11 @@ def in_words_of_trainer(texts: Sequence[str], entries: Mapping[str, Entry]) -> d
     renamed.pop("module", None)
     name = Entry(names[program], model.line)
     return renamed | {OWN_PROGRAM: name, PROGRAM: name}
+
+
+def makes_engine(entries: Mapping[str, Entry]) -> bool:
+    """Whether a program with flags of the Trainer has flags of its own for DeepSpeed: for its file, or for a stage."""
+    return "deepspeed" not in entries and any(name in entries for name in _OF_ENGINE)
 
 
 def _program_at(names: Sequence[str]) -> int | None:

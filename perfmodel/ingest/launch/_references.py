@@ -44,6 +44,9 @@ def resolved(entries: dict[str, Entry], place: str) -> dict[str, Entry]:
             if referred is None:
                 return value
             name, target = referred
+            if name in path and len(path) == 1 and match[1] != name:
+                # The reference is to a block that is elsewhere, with a key of the same name.
+                return value
             if name in path:
                 raise broken(place, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
             target = resolve(name or key, target, line, (*path, name) if name else path)

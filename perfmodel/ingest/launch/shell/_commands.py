@@ -13,7 +13,15 @@ from perfmodel.ingest.launch._entries import broken
 from perfmodel.ingest.launch.shell import _syntax as syntax
 from perfmodel.ingest.launch.shell import _tree as tree
 from perfmodel.ingest.launch.shell._builtins import LONGEST_VALUE, Builtins
-from perfmodel.ingest.launch.shell._expansion import LAUNCH_VARIABLES, Command, State, Word, pieces, shown
+from perfmodel.ingest.launch.shell._expansion import (
+    LAUNCH_VARIABLES,
+    SETTING_PREFIX,
+    Command,
+    State,
+    Word,
+    pieces,
+    shown,
+)
 from perfmodel.ingest.launch.shell._output import command_output, formatted
 from perfmodel.ingest.launch.shell._scheduler import directives, slurm_numbers, slurm_variables
 
@@ -378,7 +386,8 @@ class Commands(Builtins):
         # Launchers read some settings from variables (torchtitan's run_train.sh: NGPU, CONFIG_FILE), which may change
         # later in the script: a command keeps those of its moment.
         variables = {}
-        for name in LAUNCH_VARIABLES:
+        settings = [name for name in self.state.variables if name.startswith(SETTING_PREFIX)]
+        for name in (*LAUNCH_VARIABLES, *settings):
             value = self.state.variables.get(name, {}).get("0")
             if value is not None:
                 variables[name] = value.text

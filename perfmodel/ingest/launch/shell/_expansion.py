@@ -50,6 +50,8 @@ LAUNCH_VARIABLES: Final = (
     "GPUS_PER_NODE",
 )
 """Variables that set the number of processes or the recipe of programs."""
+SETTING_PREFIX: Final = "M_"
+"""Start of the names of variables that are settings of MaxText (`M_MAX_TARGET_LENGTH`; its pyconfig.py)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Command:
     """Whether the command certainly runs: no condition that cannot be evaluated guards it, and it is not only
     printed."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of `LAUNCH_VARIABLES` that are set when the command runs."""
+    """Variables of `LAUNCH_VARIABLES`, and those with `SETTING_PREFIX`, that are set when the command runs."""
 
 
 Value = dict[str, Word]
