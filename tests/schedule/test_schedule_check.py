@@ -1,5 +1,7 @@
 """The checker finds what is wrong and where, on schedules broken by hand."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,17 +80,20 @@ def test_backward_away_from_its_forward() -> None:
     assert [(p.kind, p.instruction.position) for p in problems] == [("placement", 1)]
 
 
-@pytest.mark.parametrize(("device", "chunk"), [(0, 1), (1, 1), (2, 0), (2, 1)])
-def test_a_backward_on_any_other_place_than_its_forward_is_named(device: int, chunk: int) -> None:
-    """Every chunk of three devices holds the only stage."""
-    orders: list[Order] = [[(F, 0, 0)], [], []]
-    orders[device].append((B, chunk, 0))
-    schedule = from_orders("by hand", np.zeros((3, 2), int), 1, orders)
-    (problem,) = check(schedule)
-    assert problem.kind == "placement"
-    assert "must run on the same device" in str(problem)
-    there = from_orders("by hand", np.zeros((3, 2), int), 1, [[(F, chunk, 0), (B, chunk, 0)], [], []])
-    assert check(there) == ()
+PLACES = list(product(range(3), range(2)))
+"""Chunks of three devices, each of which holds the only stage."""
+
+
+@pytest.mark.parametrize(("forward", "backward"), product(PLACES, PLACES))
+def test_a_backward_on_any_other_place_than_its_forward_is_named(
+    forward: tuple[int, int], backward: tuple[int, int]
+) -> None:
+    orders: list[Order] = [[], [], []]
+    for phase, (device, chunk) in ((F, forward), (B, backward)):
+        orders[device].append((phase, chunk, 0))
+    problems = check(from_orders("by hand", np.zeros((3, 2), int), 1, orders))
+    assert [problem.kind for problem in problems] == ([] if forward == backward else ["placement"])
+    assert all("must run on the same device" in str(problem) for problem in problems)
 
 
 def test_deadlock_names_the_waiting_instructions() -> None:

@@ -193,6 +193,8 @@ def test_intervals_hold_the_prediction():
         (found.tokens_per_s, found.tokens_per_s_interval),
     ):
         assert low < value < high
+        # As many per cent more as less, in logs.
+        assert low * high == pytest.approx(value**2)
     assert sum(found.breakdown_s.values()) == pytest.approx(found.decode_step_s)
 
 
