@@ -84,7 +84,7 @@ PLACES = list(product(range(3), range(2)))
 """Chunks of three devices, each of which holds the only stage."""
 
 
-@pytest.mark.parametrize(("forward", "backward"), product(PLACES, PLACES))
+@pytest.mark.parametrize(("forward", "backward"), list(product(PLACES, PLACES)))
 def test_a_backward_on_any_other_place_than_its_forward_is_named(
     forward: tuple[int, int], backward: tuple[int, int]
 ) -> None:
