@@ -230,9 +230,9 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
 
         # Linearise at x: e(y) = e(x) + G (y - x), so that G x - e(x) is what the runs observed of
         # G y.
-        of_tangent, expected = _of_tangent(runs, gradient @ x - errors, gradient, lowest)
+        linearised, expected = _conditioned_on_tangent(runs, gradient @ x - errors, gradient, lowest)
         largest_step = float((np.abs(expected - x) / sd).max(initial=0.0))
-        tried.append((largest_step, Posterior(x, of_tangent, errors, gradient)))
+        tried.append((largest_step, Posterior(x, linearised, errors, gradient)))
         if largest_step < _ENOUGH:
             break
         # Half steps, once whole ones have not settled.
@@ -240,14 +240,22 @@ def fitted(errors_and_gradient: ErrorsAndGradient, runs: FittedRuns, lowest: Vec
     return min(tried, key=lambda pair: pair[0])[1]
 
 
-def _of_tangent(
+def _conditioned_on_tangent(
     runs: FittedRuns,
     error: Float[np.ndarray, " observations"],
     gradient: np.ndarray,
     lowest: Vector,
 ) -> tuple[FittedRuns, Vector]:
-    """Runs of a linearisation and the expected parameters given them, where parameters below their bounds are set to
-    these."""
+    """Condition the parameters on linearised runs, with those that would fall below their bounds held at the bounds.
+
+    Args:
+        error: what the runs observed of `gradient` @ parameters.
+        gradient: derivative of the log errors by the parameters, [observations, parameters].
+        lowest: lower bound of each parameter.
+
+    Returns:
+        Record of the linearised runs, and the expected parameters.
+    """
     at_bound = np.zeros(len(lowest), bool)
     prior = np.array(runs.covariance)
     # A parameter at its bound is known exactly, which moves the others, so the bounds are found one after another.

@@ -171,6 +171,7 @@ def _model(model: "Model") -> dict[str, Any]:
 
 
 def _cluster(cluster: "Cluster") -> dict[str, Any]:
+    """The figures of a cluster that the catalog's table shows."""
     kinds = cluster.kinds or (cluster,)
     levels = []
     for kind in kinds:
@@ -192,6 +193,7 @@ def _joined(level: "NetworkLevel") -> str:
 
 
 def _device(device: "Device") -> dict[str, Any]:
+    """The figures of a device that the catalog's table shows."""
     peak = device.peak
     return {
         "vendor": device.vendor,

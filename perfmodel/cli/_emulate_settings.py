@@ -322,6 +322,7 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
+    """The kind of collective and the delays in seconds that `--sweep` states; none if it is not given."""
     import numpy as np
 
     if not text:

@@ -393,6 +393,7 @@ def _print_written_folder(out: Path) -> None:
 
 
 def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
+    """One fitted parameter as the cells of a printed table."""
     from perfmodel.prediction import GAUSS_90
     from perfmodel.prediction.sites import LOSSES
 

@@ -194,6 +194,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _cell(name: str, value: Any, in_seconds: bool) -> str:
+    """A value of the named column as text; a pair of values is a range."""
     if value is None:
         return "-"
     if isinstance(value, (tuple, list)):

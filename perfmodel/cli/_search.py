@@ -321,6 +321,7 @@ def _launch_text(
 
 
 def _searched(arguments: argparse.Namespace) -> "SearchResult":
+    """Run the search that the command line describes."""
     from perfmodel.planning import layouts
 
     options = options_of(arguments)

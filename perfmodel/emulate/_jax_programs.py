@@ -82,6 +82,7 @@ class _Session(ProgramSession):
         """Synchronise with other ranks: nothing to do, because there are none."""
 
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
+        """Return the function that runs an instruction; a collective only waits as long as it is emulated to take."""
         if not OPS[instruction.op].collective or len(group) == 1:
             return super()._call(instruction, group, code)
         # Contents do not change how long kernels take, so results are zeros, made once.

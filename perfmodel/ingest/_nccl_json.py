@@ -89,6 +89,7 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
 def _row(
     test: str, options: ReadOptions, result: Mapping[str, Any], layout: str, place: str, skipped: Counter[str]
 ) -> Row | None:
+    """The table's row for one timing of a message size; None if it is not the collective's."""
     timing = mapping(result[layout], layout, place)
     if "time" not in timing:
         skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1

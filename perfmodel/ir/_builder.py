@@ -81,6 +81,7 @@ class Builder:
         return outputs
 
     def _output_types(self, instruction: Instruction) -> tuple[Tensor, ...]:
+        """Infer the types of an instruction's outputs."""
         op, outputs = instruction.op, instruction.outputs
         # The checks of `infer`, made at the moment of writing: a finished builder is a valid function.
         missing = next((name for name in instruction.inputs if name not in self.types), None)

@@ -166,6 +166,8 @@ def _folded(tensor: Tensor, value: np.ndarray) -> Tensor:
 
 
 def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: dict[str, Tensor], line: int) -> None:
+    """Check a parameter and add its type to `types`."""
+
     def wrong(message: str) -> ProgramError:
         return ProgramError(function.name, line, name, message)
 

@@ -273,6 +273,7 @@ class Parser:
         return tuple(items)
 
     def _tag(self) -> Tag:
+        """Parse what follows `|`: phase, layer, micro-batch and stream of an instruction."""
         if not self._accept("|"):
             return UNTAGGED
         values: dict[str, Any] = {}

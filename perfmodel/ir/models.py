@@ -44,6 +44,7 @@ def mlp_inference(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Prog
 
 
 def _layers(m: ModelBuilder, batch: int, sizes: Sequence[int]) -> str:
+    """Write the layers of an MLP; returns the name of the last output."""
     if len(sizes) < 2 or min(*sizes, batch) < 1:
         raise PerfModelError(f"an MLP needs a batch and at least 2 sizes above zero, got {batch} and {list(sizes)}")
     h = m.data("x", (batch, sizes[0]))
@@ -149,6 +150,7 @@ def transformer_inference(size: TransformerSize, batch: int, dtype: str = "fp32"
 
 
 def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
+    """Write a decoder up to its logits, and return their name."""
     h = size.hidden
     tokens = m.data("tokens", (batch, size.seq_len), "int32")
     table = m.weight("wte", (size.vocab, h), tensor_axis=0)
@@ -173,6 +175,7 @@ def _norm(m: ModelBuilder, name: str, x: str, h: int) -> str:
 
 
 def _layer(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int) -> str:
+    """Write one layer of the transformer, and return the name of its output."""
     h, heads = size.hidden, size.heads
     y = _norm(m, f"{name}.attn", x, h)
     out, bias = _attention(m, name, y, h, heads)

@@ -23,7 +23,7 @@ every stage writes its own after the backward of the same mini-batch (PipeDream;
 from dataclasses import asdict, dataclass
 from math import exp, expm1, log1p, sqrt
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.display import shorten_reprs
 from perfmodel.errors import PerfModelError
@@ -119,6 +119,36 @@ class StageCheckpoint:
     """Seconds for which the stage waits at a checkpoint."""
 
 
+class _CheckpointTimes(NamedTuple):
+    """Seconds of one checkpoint of the whole run (fields as in `Goodput`)."""
+
+    write_s: float
+    stall_s: float
+    reload_s: float
+    stages: tuple[StageCheckpoint, ...]
+
+
+def _checkpoint_times(problem: Problem, layout: Layout, reliability: Reliability, refill_s: float) -> _CheckpointTimes:
+    """How long a checkpoint takes to write and read; `refill_s`: seconds to fill the pipeline again."""
+    # Where each stage has a checkpoint of its own, all wait for the slowest stage.
+    if reliability.by_stage:
+        stages = stage_checkpoints(problem, layout, reliability)
+        write_s = max(stage.write_s for stage in stages)
+        stall_s = max(stage.stall_s for stage in stages)
+        # All go back to the same version: on the stages that did not fail it is in host memory, if it was copied there.
+        reload_s = fmean(stage.write_s for stage in stages) if reliability.asynchronous else write_s
+        return _CheckpointTimes(write_s, stall_s, reload_s, stages)
+
+    # Otherwise all devices write an equal part of one checkpoint, and read it as fast as they wrote it.
+    n_bytes = checkpoint_bytes(problem.model, problem.job)
+    rate = reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE
+    transfer_s = n_bytes / rate
+    kinds = problem.cluster.kinds or (problem.cluster,)
+    stalls_s = [_stall_s(n_bytes / layout.devices, transfer_s, kind.device, reliability) for kind in kinds]
+    # Training stands still for a refill of the pipeline before anything is written.
+    return _CheckpointTimes(transfer_s + refill_s, max(stalls_s) + refill_s, transfer_s, ())
+
+
 def goodput(
     problem: Problem,
     layout: Layout,
@@ -138,37 +168,20 @@ def goodput(
     """
     assumed = reliability or Reliability()
     devices = layout.devices
-    n_bytes, stages = checkpoint_bytes(problem.model, problem.job), ()
 
     # An asynchronous pipeline holds several mini-batches at once, which are lost at a failure and
     # have to be filled in anew.
     under_way = version_difference(step_problem_of(problem), layout)
     refill_s = (under_way - 1) * step_time_s
-
-    # Each stage writes at its devices' share of the storage's rate where it has a checkpoint of
-    # its own, and the longest one decides. Otherwise all devices write an equal part of one.
-    if assumed.by_stage:
-        stages = stage_checkpoints(problem, layout, assumed)
-        write_s = max(stage.write_s for stage in stages)
-        stall_s = max(stage.stall_s for stage in stages)
-        # All go back to the same version: on the stages that did not fail it is in host memory, if it was copied there.
-        reload_s = fmean(stage.write_s for stage in stages) if assumed.asynchronous else write_s
-    else:
-        rate = assumed.storage_bytes_per_s or devices * STORAGE_BYTES_PER_S_PER_DEVICE
-        kinds = problem.cluster.kinds or (problem.cluster,)
-        write_s = reload_s = n_bytes / rate
-        stall_s = max(_stall_s(n_bytes / devices, write_s, kind.device, assumed) for kind in kinds) + refill_s
-        # Training stands still for a refill of the pipeline before anything is written.
-        write_s += refill_s
+    write_s, stall_s, reload_s, stages = _checkpoint_times(problem, layout, assumed, refill_s)
 
     # Any device's failure stops the run: rates of failure add up.
     mtbf_s = assumed.device_mtbf_s / devices
-    # A checkpoint is read as fast as it was written.
     restart_s = assumed.restart_s + reload_s + refill_s
     # One checkpoint is written at a time.
-    least_s = max(step_time_s, write_s - stall_s)
-    interval_s = max(least_s, assumed.interval_s or best_interval_s(stall_s, mtbf_s))
     hidden_s = write_s - stall_s
+    least_s = max(step_time_s, hidden_s)
+    interval_s = max(least_s, assumed.interval_s or best_interval_s(stall_s, mtbf_s))
     fraction = goodput_fraction(interval_s, stall_s, hidden_s, restart_s, mtbf_s)
     if fraction == 0:
         raise PerfModelError(
@@ -185,7 +198,7 @@ def goodput(
         failing=failing,
         mtbf_s=mtbf_s,
         interval_s=interval_s,
-        checkpoint_bytes=n_bytes,
+        checkpoint_bytes=checkpoint_bytes(problem.model, problem.job),
         write_s=write_s,
         stall_s=stall_s,
         restart_s=restart_s,

@@ -61,6 +61,7 @@ def _spreads_experts(serving: Serving) -> bool:
 
 
 def _vllm(serving: Serving) -> Sequence[str]:
+    """Flags of vLLM for a server."""
     layout, requests = serving.layout, serving.requests
     flags = [
         f"--tensor-parallel-size {layout.tp}",
@@ -83,6 +84,7 @@ def _vllm(serving: Serving) -> Sequence[str]:
 
 
 def _sglang(serving: Serving) -> Sequence[str]:
+    """Flags of SGLang for a server."""
     layout, requests = serving.layout, serving.requests
     # SGLang calls it DP attention: each replica keeps its own cache, while experts are spread over the ranks of all.
     attention_of_replicas = _spreads_experts(serving) and layout.dp > 1

@@ -139,10 +139,10 @@ def mamba_weights(hidden: int, mamba: Mamba) -> int:
 
 def mamba_parameters(hidden: int, mamba: Mamba) -> int:
     """Parameters of one mixer, without the layer's norm."""
-    further = mamba.convolved * (mamba.conv_kernel + 1) + 3 * mamba.heads
-    if mamba.gated_norm:
-        further += mamba.inner
-    return mamba_weights(hidden, mamba) + further
+    convolution_with_bias = mamba.convolved * (mamba.conv_kernel + 1)
+    decay_step_and_skip = 3 * mamba.heads
+    norm = mamba.inner if mamba.gated_norm else 0
+    return mamba_weights(hidden, mamba) + convolution_with_bias + decay_step_and_skip + norm
 
 
 def state_space_products(mamba: Mamba) -> int:

@@ -72,6 +72,7 @@ class Effects:
             output.copy_(reduced[self._real.index(self._own)].view_as(output))
 
     def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        """Exchange the parts with other real ranks; parts from emulated ranks get data of the right size."""
         # Data for an emulated rank come back as if it had sent them; where sizes differ, no data fit.
         for place, part in enumerate(received):
             sent_part = sent[place]

@@ -140,7 +140,8 @@ class Lane:
         # Behind other calls it has to queue, like them on the lane's own thread.
         with self._counted:
             is_idle = self._under_way == 0
-            self._under_way += is_idle
+            if is_idle:
+                self._under_way += 1
         if not is_idle:
             self.put(work)
             work.wait()

@@ -139,6 +139,7 @@ def _on_torch(form: LaunchFormat) -> LaunchFormat:
 
 
 def _on_deepspeed(form: LaunchFormat) -> LaunchFormat:
+    """The format of a front end whose files may also hold DeepSpeed's settings."""
     return replace(
         form,
         # The last rule for a field wins: the front end fills in values where DeepSpeed's table would take its own
@@ -321,6 +322,7 @@ _OFFLOADED: Final = {
 
 
 def _stage_by_name(settings: Mapping[str, Any]) -> Fields:
+    """Notes on a DeepSpeed file that was not found: what its name states, or that it states nothing."""
     if _BY_NAME not in settings:
         return {}
     name = str(settings[_BY_NAME])

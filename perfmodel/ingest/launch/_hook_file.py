@@ -82,6 +82,7 @@ _DERIVED: Final = patterns(
 
 
 def _megatron(source: Source, program: str) -> tuple[Source, LaunchFormat]:
+    """Settings and format of a run of Megatron-LM that the hook recorded."""
     stated = {}
     for key, entry in source.entries.items():
         is_derived = any(fnmatchcase(key, pattern) for pattern in _DERIVED)

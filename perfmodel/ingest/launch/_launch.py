@@ -159,9 +159,8 @@ def settle(
     Raises:
         LaunchFileError: numbers that contradict one another; names them.
     """
-    # Three sources say a field, weakest first: the framework's defaults, the format's table, the file's keys.
-    # The framework's defaults are looked up with the file's settings, because some depend on these: ZeRO and schedule
-    # from pp.
+    # A field's value comes from the file's keys, else from the format's table, else from the framework's defaults. The
+    # last are looked up with the file's settings because some depend on these, such as ZeRO and the schedule on pp.
     framework = catalog.framework(framework_name)
     layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
     framework_defaults = framework.layout_defaults(stated.defaults | layout_fields)

@@ -25,6 +25,7 @@ def layer_list(text: Any) -> list[int]:
 
 
 def _evaluated_list(node: ast.AST) -> list[int] | int:
+    """The value of an expression of numbers and lists."""
     # Only the syntax of patterns: numbers, lists, sums and repetitions of lists. Anything else is no pattern.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)

@@ -161,6 +161,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
 
 
 def _batch(settings: Mapping[str, Any]) -> Fields:
+    """The global batch, of which a schedule's last counts."""
     size = settings.get("trainer.train_batch_size", 32)
     fields: Fields = {}
     if isinstance(size, list):

@@ -82,6 +82,7 @@ def _adapters(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_model(fields: Fields) -> Mapping[str, Any]:
+    """Keys of LLM Foundry's `model` for an MPT model."""
     if "model.layers" not in fields:
         return {}
     # MPT has no key for the inner size: its ratio to the hidden size says it, and need not be whole.

@@ -91,6 +91,7 @@ _KEPT_BY_CHOICE: Final = (
 
 
 def _recompute(settings: Mapping[str, Any]) -> Fields:
+    """The kind of recompute that is closest to the file's policy."""
     if "remat_policy" not in settings:
         return {}
     # Policies name the tensors that are kept for backward (`get_remat_policy` of MaxText/layers/decoders.py); our kinds
@@ -149,14 +150,15 @@ def _axes(settings: Mapping[str, Any]) -> _Axes:
 
 
 def _mesh(settings: Mapping[str, Any]) -> Fields:
-    """Degrees of all axes; an axis of -1 takes the remaining devices."""
-    sizes, open_axes, slices_are_open, slices_are_nodes = _axes(settings)
+    """Degrees of parallelism and sharding by a mesh; an axis of -1 takes the remaining devices."""
+    axes = _axes(settings)
+    sizes, open_axes = axes.sizes, axes.open
     fields: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
     fields["sequence_parallel"] = any(settings.get(f"{mesh}_tensor_sequence_parallelism", 1) > 1 for mesh in _MESHES)
     if sizes["pp"] > 1:
         # JAX differentiates the loop over all forwards: backwards begin when the last forward has ended.
         fields["schedule"] = "gpipe"
-    if not open_axes and slices_are_open:
+    if not open_axes and axes.slices_are_open:
         fields["note.slices"] = (
             "one slice: the file leaves the number of slices (dcn_data_parallelism) to the machine; --devices sets more"
         )
@@ -164,18 +166,25 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
         # Ranks of the expert axis hold other tokens, so that they are replicas of all that is no expert.
         fields["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
     elif open_axes == {"ep"}:
-        # All replicas that the devices make.
-        fields["ep_most"] = networks.DEVICES_PER_NODE if slices_are_nodes else _MOST_EXPERT_RANKS
+        # Experts are spread over as many replicas as the devices make, within a node if each node is a slice.
+        fields["ep_most"] = networks.DEVICES_PER_NODE if axes.slices_are_nodes else _MOST_EXPERT_RANKS
         del fields["ep"]
     elif not open_axes <= {"data", "fsdp"}:
         raise BadValue("must be a degree, because only data, fsdp and expert axes can take what is left; got -1")
+    return fields | _sharding(axes, shards_states=settings.get("shard_optimizer_over_data") is True)
+
+
+def _sharding(axes: _Axes, shards_states: bool) -> Fields:
+    """The ZeRO stage of a mesh, and the ranks over which it shards; `shards_states`: a setting for the data axis."""
+    sizes, open_axes = axes.sizes, axes.open
+    fields: Fields = {}
     # The fsdp axis shards weights and all that belongs to them, and so does that of experts (`logical_axis_rules` of
     # base.yml: `embed`); without these the data axis may shard optimizer states.
     sharded = bool(open_axes & {"fsdp", "ep"}) or sizes["fsdp"] > 1 or sizes["ep"] > 1
     if sharded and not open_axes & {"fsdp", "ep"}:
         # The data axis holds copies of what the others shard, and so do further slices.
         fields["shard_ranks"] = sizes["fsdp"] * sizes["ep"]
-    elif sharded and slices_are_nodes:
+    elif sharded and axes.slices_are_nodes:
         fields["shard_ranks"] = "node"
         fields["note.slices"] = "each node is a slice, which shards weights by itself; the nodes are copies"
     elif sharded and sizes["data"] > 1:
@@ -183,7 +192,7 @@ def _mesh(settings: Mapping[str, Any]) -> Fields:
     if sharded:
         fields["zero"] = 3
     else:
-        fields["zero"] = int(settings.get("shard_optimizer_over_data") is True)
+        fields["zero"] = int(shards_states)
     return fields
 
 

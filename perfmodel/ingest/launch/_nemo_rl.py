@@ -73,6 +73,8 @@ def _layout(settings: Mapping[str, Any]) -> Fields:
 
 
 def _megatron(settings: Mapping[str, Any]) -> Fields:
+    """Layout and memory of the Megatron backend."""
+
     def degree(name: str) -> int:
         return WHOLE.read(settings.get(f"{_MEGATRON}{name}", 1))
 

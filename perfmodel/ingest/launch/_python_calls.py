@@ -110,6 +110,7 @@ class Calls(Expressions):
         return values
 
     def call_value(self, node: ast.Call, scope: Scope) -> Any:
+        """The value of a call expression."""
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value, scope)
             function = self._method(owner, node.func.attr)
@@ -328,6 +329,7 @@ class Calls(Expressions):
         self.calls.append(Call(path, made, tuple(things), node.lineno, expression_text(node), not self.is_open))
 
     def made_class(self, node: ast.ClassDef, scope: Scope) -> Class:
+        """The class that a `class` statement defines."""
         inner = Scope({}, scope)
         bases = [self.value(base, scope) for base in node.bases]
         order: list[str] = []

@@ -70,6 +70,7 @@ class Expressions(ABC):
         return Unknown(expression_text(node)) if value is MISSING else value
 
     def _value(self, node: ast.expr, scope: Scope) -> Any:
+        """The value of an expression, by its kind of syntax."""
         match node:
             case ast.Constant():
                 return node.value if isinstance(node.value, PLAIN) else MISSING
@@ -106,6 +107,7 @@ class Expressions(ABC):
                 return self._operation(node, scope)
 
     def _operation(self, node: ast.expr, scope: Scope) -> Any:
+        """The value of an operator's expression."""
         match node:
             case ast.BoolOp():
                 return self._connected(node, scope)
@@ -247,6 +249,7 @@ class Expressions(ABC):
     # --- attributes and elements --------------------------------------------------------------------
 
     def attribute(self, owner: Any, name: str) -> Any:
+        """The value of `owner.name`."""
         match owner:
             case Symbol():
                 return Symbol(f"{owner.path}.{name}")

@@ -243,6 +243,7 @@ def _recipe_fields(framework: str, name: str, keywords: dict[str, Any]) -> dict[
 def _read(
     recipe: _Recipe, followed: Followed, place: str, arguments: Sequence[str], notes: Sequence[str]
 ) -> tuple[Source, LaunchFormat]:
+    """Settings and format of a recipe with the script's changes to it."""
     settings = _Settings(notes=list(notes))
     _flatten(recipe.thing, "", settings)
     overrides = _overrides(followed, arguments)
@@ -280,6 +281,7 @@ _NAMES: Final = {"mixed_precision.precision": "mixed_precision"}
 
 
 def _add(key: str, value: Any, line: int, settings: _Settings) -> None:
+    """Add a recipe's value under its key to the settings."""
     if key in ("trainer.plugins", "mixed_precision"):
         value = _precision(value)
     match value:

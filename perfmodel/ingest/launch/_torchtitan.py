@@ -114,6 +114,7 @@ def _data(settings: Mapping[str, Any]) -> Fields:
 
 
 def _write_data(fields: Fields) -> Mapping[str, Any]:
+    """Keys of torchtitan's data parallelism for a layout."""
     # torchtitan replicates by DDP or shards all by FSDP (torchtitan/models/llama3/infra/parallelize.py).
     if fields["zero"] == 1:
         raise LaunchFileError("zero=1: torchtitan's FSDP also shards gradients and weights; use zero=0, 2 or 3")

@@ -56,6 +56,7 @@ def _degrees(settings: Mapping[str, Any]) -> Fields:
 
 
 def _layout(settings: Mapping[str, Any]) -> Fields:
+    """Layout and memory of the engine that the file names."""
     if settings.get(_ENGINE) == "megatron":
         # The distributed optimizer unless a script turns it off (verl/workers/config/engine.py `McoreEngineConfig`).
         fields: Fields = {"zero": int(is_on(settings.get("engine.use_distributed_optimizer", True)))}

@@ -238,6 +238,7 @@ class _Follower(Calls):
         return None
 
     def _statement(self, node: ast.stmt, scope: Scope) -> Exit | None:
+        """Run one statement; returns how it leaves its block, None if it goes on."""
         self.count_step(node)
         match node:
             case ast.Expr():
@@ -306,6 +307,7 @@ class _Follower(Calls):
             raise Stopped("", node.lineno)
 
     def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        """Assign a value to a name, an attribute, an element or a tuple of these."""
         match target:
             case ast.Name():
                 self.write(scope.outer_names.get(target.id, scope).names, target.id, value)
@@ -346,6 +348,7 @@ class _Follower(Calls):
         return self._open(branches, node.test, node.lineno)
 
     def _for(self, node: ast.For, scope: Scope) -> Exit | None:
+        """Run a loop: every turn over known values, otherwise one turn that may not happen."""
         values = elements_of(self.value(node.iter, scope))
         if values is None:
 
@@ -401,6 +404,7 @@ class _Follower(Calls):
         return self._open([*branches, lambda: None], node.subject, node.lineno) if branches else None
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        """Define the names that an import brings in."""
         if isinstance(node, ast.Import):
             for alias in node.names:
                 # `import a.b` names `a`.
@@ -440,6 +444,7 @@ class _Follower(Calls):
     # --- calls of the script's own functions --------------------------------------------------------
 
     def call_function(self, function: Function, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The result of a function that a script defines."""
         node = function.node
         self.was_called.add(id(node))
         if self.depth >= _MOST_CALLS:

@@ -164,6 +164,7 @@ def _composer_steps(lines: Sequence[str]) -> Iterator[tuple[int, LoggedStep]]:
 
 
 def _composer_step(step: int, metrics: dict[str, str], head: str) -> LoggedStep:
+    """Times and rates that Composer logged for one step."""
     batches_per_s = number(metrics.get("throughput/batches_per_sec", ""))
     # Four decimals are too few for steps of several seconds, of which more samples and tokens pass in each.
     samples_per_s = number(metrics.get("throughput/samples_per_sec", ""))

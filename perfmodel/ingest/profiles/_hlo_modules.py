@@ -136,6 +136,7 @@ class HloModule:
         return {"op_family": "gemm", "op": op, "dtype": lhs.dtype, "pass": ""} | sizes
 
     def _collective(self, instruction: _Instruction, opcode: str, n_devices: int) -> "Row | str":
+        """The table's row of a collective; a text says why there is none."""
         if opcode == "all-gather":  # its size is that of its result
             shapes = instruction.shapes[-1:]
         else:

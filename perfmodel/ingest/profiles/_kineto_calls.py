@@ -49,6 +49,7 @@ def kineto_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped: Coun
 
 
 def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
+    """Rows of the operators that were timed, each once."""
     device = options.name_of(file.device_name)
     parents = parents_of(file.operators)
     for event, time_us in _timed(file, skipped):

@@ -132,6 +132,7 @@ class _Reader:
         self._strings = {row["id"]: str(row["value"]) for row in self._rows("StringIds", ("id", "value"))}
 
     def read(self) -> NsysFile:
+        """Read the kernels, copies and ranges of an export."""
         if "CUPTI_ACTIVITY_KIND_KERNEL" not in self._tables:
             raise TableError(
                 f"{self._path}: no table CUPTI_ACTIVITY_KIND_KERNEL (schema version {self._version}); record with "
@@ -275,6 +276,7 @@ def nsys_rows(files: Sequence[NsysFile], options: ReadOptions, skipped: Counter[
 
 
 def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
+    """Rows of the operators, each with the time of all its kernels."""
     calls = _operator_calls(file)
     # An operator's time is the sum of the kernels whose launches lie in its range.
     kernels_by_call: dict[int, tuple[OperatorCall, list[Record]]] = {}

@@ -169,6 +169,8 @@ def _embedding_backward(op: TorchOp) -> Row:
 
 
 def _convolution(padding_at: int, stride_at: int, dilation_at: int, groups_at: int) -> Callable[[TorchOp], Row]:
+    """The rule that makes a convolution's row; arguments are the places of its own arguments in the call."""
+
     def rule(op: TorchOp) -> Row:
         (batch, c_in, h, w), (c_out, _, k_h, k_w) = op.shapes[0], op.shapes[1]
         pad, stride, dilation = (_pair(op.concrete[at]) for at in (padding_at, stride_at, dilation_at))

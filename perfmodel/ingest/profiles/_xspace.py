@@ -94,6 +94,7 @@ def _event(
     place: str,
     path: Path,
 ) -> XEvent:
+    """Parse one event of a line, with times in seconds."""
     message = fields(data, path)
     kind = integer(message, 1)
     if kind not in kinds:

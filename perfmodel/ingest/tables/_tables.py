@@ -262,6 +262,7 @@ def write_table(path: Path | str, table: "pd.DataFrame") -> None:
 
 
 def _load(path: Path) -> "pd.DataFrame":
+    """Read a CSV or parquet file whose content is within the limit on memory."""
     import pandas as pd
 
     if not path.is_file():
@@ -348,6 +349,7 @@ def _missing(path: Path, name: str, table: "pd.DataFrame") -> str:
 
 
 def _checked(path: Path, name: str, values: "pd.Series", column: Column) -> "pd.Series | np.ndarray":
+    """Check a column's cells, and return them as texts or as numbers."""
     import pandas as pd
 
     empty = np.asarray(values.isna(), bool)

@@ -272,6 +272,7 @@ class _Pipeline:
         return holders[device]
 
     def _transfer(self, name: str, k: int, device: int, value: str) -> Instruction:
+        """The instruction that sends a value to another device in micro-batch k."""
         # A transfer belongs to the phase and layer of what it carries, which is how timelines account for it. Inputs
         # are made by no pass.
         tag = Tag("forward", -1, k, self._stream)

@@ -154,6 +154,7 @@ class _Spreading:
         return names
 
     def _instruction(self, instruction: Instruction) -> None:
+        """Write an instruction on all devices, with the communication that its operands need."""
         decision = self._decision(instruction)
         # The rule says how it wants its operands; converting them is where all communication of a dimension comes
         # from.
@@ -201,6 +202,7 @@ class _Spreading:
         return tuple((name, moved(value) if name in ("to", "device") else value) for name, value in values)
 
     def _decision(self, instruction: Instruction) -> ShardingDecision:
+        """Ask the op's rule how operands and results are sharded."""
         plan = self._plan
         is_update = instruction.tag.phase == "update"
         scatters = plan.scatter_gradients and (is_update or instruction.op == "accumulate")

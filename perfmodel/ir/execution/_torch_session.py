@@ -133,60 +133,67 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
+def _send(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Send and acknowledge, so that the sender also finishes when the message has arrived (as in `_session._send`)."""
     # The acknowledgement goes the other way, so neither side is done before both are.
     torch, dist = torch_module(), _dist()
     acknowledgement = torch.zeros(1, device=x.device)
-    if c.place == 0:
-        dist.send(x, c.group[1])
-        dist.recv(acknowledgement, c.group[1])
+    if collective.place == 0:
+        dist.send(x, collective.group[1])
+        dist.recv(acknowledgement, collective.group[1])
     else:
-        dist.recv(x, c.group[0])
-        dist.send(acknowledgement, c.group[0])
+        dist.recv(x, collective.group[0])
+        dist.send(acknowledgement, collective.group[0])
     return x
 
 
-def _broadcast(c: _Collective, x: TorchTensor) -> TorchTensor:
-    _dist().broadcast(x, c.group[0], group=c.handle)
+def _broadcast(collective: _Collective, x: TorchTensor) -> TorchTensor:
+    """Overwrite every member's tensor with that of the first member."""
+    _dist().broadcast(x, collective.group[0], group=collective.handle)
     return x
 
 
-def _reduced(c: _Collective, x: TorchTensor) -> TorchTensor:
+def _reduced(collective: _Collective, x: TorchTensor) -> TorchTensor:
+    """Overwrite every member's tensor with the sum or maximum over members."""
     dist = _dist()
-    op = dist.ReduceOp.MAX if c.values.get("op", "sum") == "max" else dist.ReduceOp.SUM
-    dist.all_reduce(x, op, group=c.handle)
+    op = dist.ReduceOp.MAX if collective.values.get("op", "sum") == "max" else dist.ReduceOp.SUM
+    dist.all_reduce(x, op, group=collective.handle)
     return x
 
 
-def _gathered(c: _Collective, x: TorchTensor) -> TorchTensor:
+def _gathered(collective: _Collective, x: TorchTensor) -> TorchTensor:
+    """Concatenate the tensors of all members."""
     torch, dist = torch_module(), _dist()
-    parts = [torch.empty_like(x) for _ in c.group]
-    dist.all_gather(parts, x.contiguous(), group=c.handle)
-    return torch.cat(c.in_order(parts), dim=c.values["axis"])
+    parts = [torch.empty_like(x) for _ in collective.group]
+    dist.all_gather(parts, x.contiguous(), group=collective.handle)
+    return torch.cat(collective.in_order(parts), dim=collective.values["axis"])
 
 
-def _reduce_scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
+def _reduce_scatter(collective: _Collective, x: TorchTensor) -> TorchTensor:
     """Reduce everywhere and keep a part: gloo has no reduce-scatter for every reduction."""
-    return _reduced(c, x).chunk(len(c.group), c.values["axis"])[c.place].contiguous()
+    return (
+        _reduced(collective, x).chunk(len(collective.group), collective.values["axis"])[collective.place].contiguous()
+    )
 
 
-def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
+def _all_to_all(collective: _Collective, x: TorchTensor) -> TorchTensor:
+    """Send a part to every member, and concatenate the parts received."""
     torch, dist = torch_module(), _dist()
-    parts = dict(zip(c.group, x.chunk(len(c.group), c.values["split_axis"]), strict=True))
+    parts = dict(zip(collective.group, x.chunk(len(collective.group), collective.values["split_axis"]), strict=True))
     # torch numbers the members of a group by rank, the program by order of operands: sort on the way out, restore on
     # the way back.
-    sent = torch.stack([parts[member] for member in sorted(c.group)]).contiguous()
+    sent = torch.stack([parts[member] for member in sorted(collective.group)]).contiguous()
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=c.handle)
-    return torch.cat(c.in_order(list(received)), dim=c.values["concat_axis"])
+    dist.all_to_all_single(received, sent, group=collective.handle)
+    return torch.cat(collective.in_order(list(received)), dim=collective.values["concat_axis"])
 
 
-def _scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
-    receivers = c.values["to"]
-    parts = _broadcast(c, x).chunk(len(receivers), c.values["axis"])
+def _scatter(collective: _Collective, x: TorchTensor) -> TorchTensor:
+    """Take this receiver's part of the first member's tensor."""
+    receivers = collective.values["to"]
+    parts = _broadcast(collective, x).chunk(len(receivers), collective.values["axis"])
     # A rank that receives nothing takes the first part, which it does not use.
-    place = receivers.index(c.rank) if c.rank in receivers else 0
+    place = receivers.index(collective.rank) if collective.rank in receivers else 0
     return parts[place].contiguous()
 
 

@@ -70,6 +70,7 @@ def rank_events(function: Function, cluster: Cluster) -> list[RankEvent]:
 
 
 def _event(instruction: Instruction, group: tuple[int, ...], function: Function, cluster: Cluster) -> RankEvent:
+    """The kernel or transfer that an instruction costs a rank."""
     types = function.types
     # known contents do not change how long a kernel takes
     inputs = tuple(replace(types[name], device=0, value=None) for name in instruction.inputs)

@@ -116,6 +116,7 @@ class Curve:
         pair: Messages,
         group: Messages,
     ) -> float:
+        """Seconds of a collective at the measured sizes, scaled from a pair of ranks to a group."""
         # On two ranks the measured curve is the answer; for more, its latency and slope are scaled by gloo's
         # algorithm: latency grows with the messages in a row, the rest with the bytes sent.
         slope = self._s_per_byte(points_s)

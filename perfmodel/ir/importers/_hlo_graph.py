@@ -54,6 +54,7 @@ def read_sharded(program: Any, *args: Any, trip_count: int | None = None, name: 
 
 
 def _module_text(program: Any, args: tuple[Any, ...]) -> tuple[str, float | None]:
+    """The optimised HLO of a program, and the bytes of memory that XLA plans for it if it was compiled here."""
     if isinstance(program, Path):
         return read_text(program, data_limit_bytes()), None
     if isinstance(program, str):
@@ -93,6 +94,7 @@ class _Walk:
         return known[computation.root]
 
     def _instruction(self, i: Instruction, operands: list[Operand]) -> Operand:
+        """Translate an instruction, by its opcode."""
         match i.opcode:
             case "tuple":
                 return tuple(operands)
@@ -176,6 +178,7 @@ class _Walk:
     # --- single instructions ----------------------------------------------------------------------
 
     def _collective(self, i: Instruction, base: str, operands: list[Operand]) -> Operand:
+        """Record a collective's row, and return its result."""
         values = _values(tuple(operands))
         kind = COLLECTIVES[base]
         groups = self._groups(i, kind)

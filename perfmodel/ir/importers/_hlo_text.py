@@ -113,6 +113,7 @@ def parse_module(text: str) -> HloModule:
 
 
 def _instruction(name: str, operation_text: str) -> Instruction:
+    """Parse the right-hand side of an instruction."""
     # Types, operands and attributes nest brackets, so none of them can be cut by a regular expression.
     kind, operation_text = _split_type(operation_text)
     opcode, _, operation_text = operation_text.partition("(")
@@ -133,6 +134,7 @@ def _instruction(name: str, operation_text: str) -> Instruction:
 
 
 def _split_type(text: str) -> tuple[Type, str]:
+    """Cut the type off the start of a text."""
     if text.startswith("("):
         inside, remaining = _until_closed(text[1:])
         return tuple(_split_type(part)[0] for part in _top_level(inside)), remaining.lstrip()

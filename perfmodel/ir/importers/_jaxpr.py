@@ -153,6 +153,7 @@ class _Walk:
         outputs: tuple[Value, ...],
         mesh: Mapping[str, int],
     ) -> list[Node]:
+        """Nodes of an equation, by the primitive's name; several if it holds other programs."""
         if name == "scan":
             body = self.region(parameters["jaxpr"].jaxpr, mesh, float(parameters["length"]))
             return [Node(name, "loop", inputs, outputs, work=body)]

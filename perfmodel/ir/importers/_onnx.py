@@ -195,6 +195,7 @@ class _Reader:
         return self.values[name]
 
     def _node(self, node: Any) -> Node:
+        """Translate one node of the graph."""
         op = node.op_type
         a = {item.name: self.onnx.helper.get_attribute_value(item) for item in node.attribute}
         named = [name for name in node.input if name]

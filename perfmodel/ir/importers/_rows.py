@@ -65,7 +65,8 @@ class CollectiveRow:
         nodes = []
         for group in self.groups:
             nodes.append({rank // cluster.devices_per_node for rank in group})
-        widest = self.groups[max(range(len(nodes)), key=lambda i: len(nodes[i]))]
+        spans = [len(nodes_of_group) for nodes_of_group in nodes]
+        widest = self.groups[spans.index(max(spans))]
 
         # Groups that leave the same node share its links.
         leaving: Counter[int] = Counter()

@@ -152,6 +152,7 @@ class OpTable:
 
     @cached_property
     def _frame(self) -> pd.DataFrame:
+        """One row per kernel and collective."""
         rows: list[dict[str, Any]] = []
         for k in self.kernels:
             rows.append(

@@ -217,6 +217,7 @@ def _shard_running_sum(query: ShardingQuery) -> ShardingDecision:
 
 
 def _sum(inputs: Tensors, attributes: Values) -> Tensors:
+    """Type of a sum over axes."""
     operands(1, inputs)
     (x,) = inputs
     axes = required(attributes, "axes", tuple)

@@ -128,6 +128,8 @@ def _shard_attention(query: ShardingQuery) -> ShardingDecision:
 
 
 def _attention_work(backward: bool) -> WorkRule:
+    """The rule for the kernel of fused attention, forward or backward."""
+
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # The backward's last operand is the gradient of the result.
         parts = inputs[: len(inputs) - backward]

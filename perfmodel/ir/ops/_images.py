@@ -99,6 +99,8 @@ def _weight_grad(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _conv2d_work(pass_: Any) -> WorkRule:
+    """The rule for the kernel of a convolution in one of its three passes."""
+
     def work(inputs: Tensors, outputs: Tensors, attributes: Values) -> tuple[Op, ...]:
         # Kernels of all three passes are described by the forward's image and filter; only their place differs.
         x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]

@@ -54,6 +54,7 @@ def _matmul(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _matmul_gradient(b: Emitter, i: Instruction, dy: str) -> Names:
+    """Write the gradients of both operands."""
     x, w = i.inputs
     transpose_a = bool(i.attribute("transpose_a"))
     transpose_b = bool(i.attribute("transpose_b"))

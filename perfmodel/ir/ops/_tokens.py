@@ -142,6 +142,7 @@ def _pick(inputs: Tensors, attributes: Values) -> Tensors:
 
 
 def _shard_pick(query: ShardingQuery) -> ShardingDecision:
+    """Sharding of `pick` or `pick_grad`: along the batch, or along the classes with a partial sum."""
     x = query.operands[0]
     # Serves `pick` (labels) and `pick_grad` (labels and gradient).
     n_values = len(query.operands) - 1

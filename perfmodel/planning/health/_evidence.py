@@ -164,6 +164,7 @@ def weigh(observed: Observed, candidates: Sequence[Fault]) -> tuple[list[Likely]
 
 
 def _likelihood(observed: Observed, fault: Fault | None, severity: Severity | None) -> float:
+    """Likelihood of what was observed, given a fault of this severity (None: no fault)."""
     step_s = observed.expected_s if severity is None else severity.step_s
 
     # Timers are medians over the run, which mix the steps before a jump with those after it.

@@ -64,6 +64,7 @@ def _causes(health: "RunHealth") -> list[str]:
 
 
 def _measured(health: "RunHealth") -> list[str]:
+    """Lines that compare the measured step with the prediction."""
     prediction, series = health.prediction, health.series
     lines = [
         f"step time: measured {duration(series.usual_s)}, predicted {duration(prediction.step_time_s)}, "

@@ -70,8 +70,11 @@ def price(
 def _price_on_kinds(
     question: Question, rejected: Counter[Rejection], report: Report, at_least: int | None
 ) -> Candidates:
-    """`price` where the cluster has several kinds of nodes; the same layout with other orders and cuts is several
-    candidates. Layouts that a bound shows to be slower than the `at_least` best are rejected."""
+    """`price` on a cluster with several kinds of nodes.
+
+    The same layout with other orders of kinds and other cuts of the layers is several candidates. Layouts that a bound
+    shows to be slower than the `at_least` best are rejected.
+    """
     problem = question.step_problem
 
     # A base is a layout without order of its kinds or cut of its layers. Its bound holds for all
@@ -100,12 +103,14 @@ def _price_on_kinds(
         for base in batch:
             cuts_of_base, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
             cuts += [(cut, least_s) for cut in cuts_of_base]
-            # No cut and a finite bound: none can beat the worst wanted. No cut and no bound: no
-            # cut fits.
-            if not cuts_of_base and np.isfinite(least_s):
+            if cuts_of_base:
+                continue
+            # Without a cut, a finite bound says that none beats the worst time wanted, an infinite one that none fits.
+            if np.isfinite(least_s):
                 rejected[Rejection(Reason.SLOWER)] += 1
-            elif not cuts_of_base:
-                rejected[Rejection(Reason.MEMORY, peak_memory(problem, [base])[1][0])] += 1
+            else:
+                _, largest_categories = peak_memory(problem, [base])
+                rejected[Rejection(Reason.MEMORY, largest_categories[0])] += 1
         if cuts:
             priced += cuts
             best_s = nsmallest(at_least or 1, [*best_s, *_best_of_bases(problem, [cut for cut, _ in cuts])])

@@ -160,8 +160,12 @@ def _between_blocks(
     knots: Int[np.ndarray, " knots"],
     layers: Int[np.ndarray, " stages"],
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[PriceRequest]]:
-    """Events between blocks under each type: the places that they add to, in (type, knot, class) order, which event of
-    their request each adds, and the requests for their prices."""
+    """Events between blocks under each type of device.
+
+    Returns:
+        By type and part: the places in a table of (type, knot, class) to which events add, the event of the request
+        that each of these adds, and the request for the events' prices.
+    """
     entries: list[np.ndarray] = []
     entry_ops: list[np.ndarray] = []
     requests: list[PriceRequest] = []

@@ -288,8 +288,8 @@ class _ShapeEvents:
             for by_layer, units_of_segment in units.items():
                 for kind in EXCHANGES:
                     # Weights that are kept sharded are gathered whether they are trained or not.
-                    all_weights = (kind,) in (GATHER, GATHER_BACKWARD) and by_layer and some_frozen
-                    params = stored[group] if all_weights else trained[group]
+                    gathers_frozen = by_layer and some_frozen and (kind,) in (GATHER, GATHER_BACKWARD)
+                    params = stored[group] if gathers_frozen else trained[group]
                     numbers = _exchange_numbers(kind, counts @ params / units_of_segment, place, setting, events)
                     parts[by_layer, kind].append(numbers)
             updates.append(_update_numbers(counts @ trained[group], spec, place, layout, setting, events))

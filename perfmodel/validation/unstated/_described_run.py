@@ -159,6 +159,7 @@ class JobRun(DescribedRun):
 
     @property
     def cells(self) -> Row:
+        """The job as cells of a row in a table of published runs."""
         # The cells of a table's row, so that everything after this reads a job as it reads a
         # published run.
         stated = {name: self.layout.get(name) for name in FILLED_CELLS}
@@ -191,6 +192,7 @@ class JobRun(DescribedRun):
         return self.cluster.device
 
     def read(self, cells: Row, framework: Framework) -> Case:
+        """The case of a row whose unstated cells were filled in."""
         # Cells that were filled in become fields of the layout beside those that are stated.
         values = dict(self.layout)
         for name in FILLED_CELLS:

@@ -55,6 +55,7 @@ class Builtins(Expander):
                 self.state.variables[name] = value
 
     def declare(self, node: tree.Simple, argv: Sequence[Word]) -> bool:
+        """Run `declare`, `typeset`, `local`, `export` or `readonly`."""
         # The outer value of a local variable is kept from the first declaration, to be put back when the function ends.
         declares = bool(argv) and argv[0].text in ("declare", "typeset", "local")
         is_global = any(re.fullmatch(r"-[a-zA-Z]*g[a-zA-Z]*", word.text) for word in argv[1:])
@@ -204,6 +205,7 @@ class Builtins(Expander):
         return None if None in values else bool(values and values[-1])
 
     def read(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        """Run `read`: variables take the words of the next line."""
         names = [word.text for word in argv[1:] if word.text.isidentifier()]
         # Only text that the script itself holds can be read; standard input is nobody's.
         if not names:

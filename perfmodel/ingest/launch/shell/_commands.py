@@ -151,6 +151,7 @@ class Commands(Builtins):
         return True
 
     def builtin(self, head: str) -> "Callable[[tree.Simple, list[Word]], bool | None] | None":
+        """The function that runs a command of the shell itself; None for a program."""
         # Commands that change the script's own state, or whose status follows from it. All others are programs.
         tables: dict[str, Callable[[tree.Simple, list[Word]], bool | None]] = {
             "[": self.old_test,
@@ -275,6 +276,7 @@ class Commands(Builtins):
                 self.prefix = outer
 
     def source(self, node: tree.Simple, argv: list[Word]) -> bool | None:
+        """Run `source FILE`."""
         # A file that is sourced runs in this very shell: its variables stay, and its `return` ends it alone.
         name = argv[1].text if len(argv) > 1 else ""
         text = self.script_beside(name)
@@ -375,6 +377,7 @@ class Commands(Builtins):
             self.state.variables.setdefault(name, {"0": Word(value, argv[0].line)})
 
     def collect(self, argv: Sequence[Word], *, certain: bool = True) -> None:
+        """Add a command to those that the script runs; `certain`: whether it is run, not only printed."""
         spread: list[Word] = []
         for word in argv:
             # Whole arguments in one word are taken apart, though a shell would not.

@@ -272,6 +272,7 @@ class Expander:
         return word.text if number is None else str(number)
 
     def length(self, text: str, line: int) -> list[Word] | None:
+        """Expand `${#text}` to the number of characters or elements; None if it is not known."""
         match = re.fullmatch(r"([A-Za-z_]\w*|[@*])(\[[@*]\])?", text)
         if match is None:
             return None
@@ -323,6 +324,7 @@ class Expander:
         return [Word(self.altered(word.text, change, line), word.line) for word in values]
 
     def altered(self, text: str, change: str, line: int) -> str:
+        """Apply the change of `${name<change>}` to the variable's text: trim, replace, or turn into other case."""
         # A pattern is tried at every position of the text, so that long texts are left alone.
         operand = re.match(r"(##|#|%%|%)(.*)", change, re.DOTALL)
         if operand:

@@ -104,6 +104,7 @@ def _run_tree(
     *,
     obeys_exit: bool,
 ) -> State:
+    """Run a parsed script and return the state that it leaves."""
     state = State(place, environment, place, [Word(text, 0) for text in arguments])
     for name, value in variables.items():
         state.variables[name] = {"0": Word(value, 0)}
@@ -158,6 +159,7 @@ class _Interpreter(Commands):
         return len(head) == 1 and head[0].text in ("[", "test", "command", "type", "which", "grep", "hash")
 
     def pipeline(self, node: tree.Pipeline) -> bool | None:
+        """Run `a | b`; returns the last command's status, None if unknown."""
         # Inside `$(...)` output counts and not the commands that make it.
         if self.captured_output is not None and self.is_of_programs(node):
             return self.capture(node)
@@ -335,6 +337,7 @@ class _Interpreter(Commands):
     # Blocks.
 
     def if_block(self, node: tree.If) -> bool | None:
+        """Run the branch whose condition holds, or every branch that may be reached."""
         for i, (condition, body) in enumerate(node.branches):
             status = self.sequence(condition)
             if status is None:
@@ -364,6 +367,7 @@ class _Interpreter(Commands):
         return True
 
     def while_loop(self, node: tree.While) -> bool | None:
+        """Run `while` or `until`; a loop whose end is not known is left out."""
         variables = dict(self.state.variables)
         arguments = list(self.state.arguments)
         ran = -1
@@ -382,6 +386,7 @@ class _Interpreter(Commands):
         return None
 
     def counting_loop(self, node: tree.CountingFor) -> bool | None:
+        """Run `for ((start; condition; step))`."""
         if node.header is None:
             return self.loop_left_out(node.body, node.line)
         start, condition, step = node.header

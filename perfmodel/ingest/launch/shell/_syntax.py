@@ -165,6 +165,7 @@ class _Parser(WordParser):
             further.append((operator, self.pipeline()))
 
     def pipeline(self) -> Pipeline:
+        """Parse `! a | b | c`."""
         negated = False
         self.blanks()
         while self.reserved() in ("!", "time"):
@@ -265,6 +266,7 @@ class _Parser(WordParser):
         return body
 
     def for_loop(self, line: int) -> For | CountingFor:
+        """Parse `for NAME in WORDS` or `for ((start; condition; step))` with its body."""
         kind = self.reserved()
         self.at += len(kind)
         self.blanks()
@@ -294,6 +296,7 @@ class _Parser(WordParser):
         return tuple(raw_words)
 
     def case_block(self, line: int) -> Case:
+        """Parse `case WORD in PATTERNS) ... ;; esac`."""
         self.at += len("case")
         self.blanks()
         subject = self.word()
@@ -332,6 +335,7 @@ class _Parser(WordParser):
         return Group(body, subshell=opening == "(")
 
     def test(self, line: int) -> Test:
+        """Parse `[[ ... ]]`."""
         self.at += 2
         raw_words: list[RawWord] = []
         while True:
@@ -428,6 +432,7 @@ class _Parser(WordParser):
         return self.word()
 
     def assignment(self, match: re.Match[str]) -> Assignment:
+        """Parse the value of `NAME=`, a word or an array in brackets."""
         line = self.line
         self.at = match.end()
         name, index, plus = match[1], match[2], bool(match[3])

@@ -98,6 +98,7 @@ def _in_base(match: re.Match[str]) -> str:
 
 
 def _value(node: ast.AST) -> int:
+    """The value of an arithmetic expression."""
     # A shell calculates with 64-bit integers; all other expressions of Python are refused.
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
@@ -214,6 +215,7 @@ class Condition:
         return False
 
     def _single_test(self) -> bool | None:
+        """Evaluate one of the tests that `-a` and `-o` join; None if it is not known."""
         # POSIX decides by the number of words: `[ ! = x ]` compares, though it begins with `!`.
         if len(self.tokens) >= 3 and self._is_binary(self.tokens[1]):
             lhs, sign, rhs = self.tokens[:3]
@@ -249,6 +251,7 @@ class Condition:
         return None
 
     def _compared(self, lhs: str, sign: str, rhs: str) -> bool | None:
+        """Compare two operands by an operator of `test`; None if a side is not known."""
         if unknown(lhs) or unknown(rhs):
             return None
         if sign in _COMPARES:

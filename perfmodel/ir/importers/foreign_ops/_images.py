@@ -88,6 +88,7 @@ def _mean_pool(call: Call) -> Ref:
 
 
 def _pooled(call: Call, kind: str) -> Ref:
+    """Translate a pooling whose window slides over the two last axes."""
     x = call.ref("x")
     kernel = _pair(call.value("kernel_shape"))
     padding = _padding(call)

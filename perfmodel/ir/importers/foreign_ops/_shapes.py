@@ -186,6 +186,7 @@ def _padded(call: Call, sides: Mapping[int, tuple[int, int]]) -> Item:
 
 
 def _roll(call: Call) -> Ref:
+    """Translate a roll into slices and a concatenation per axis."""
     x = call.ref("x")
     shape = call.shape(x)
     axes = axes_of(call.value("axes", []), len(shape))
