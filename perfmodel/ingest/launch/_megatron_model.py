@@ -47,7 +47,6 @@ _FEED_FORWARD: Final = ("ffn-hidden-size", *_GATES, "glu-activation", "squared-r
 
 
 def _feed_forward(arguments: Mapping[str, Any]) -> Fields:
-    """Gate, activation and size of the feed-forward layers."""
     gates = [activation for name, activation in _GATES.items() if arguments.get(name) is True]
     if "glu-activation" in arguments:
         gates.append(words(_GATES_BY_NAME).read(arguments["glu-activation"]))

@@ -334,10 +334,9 @@ class Expander:
             pattern, new_text = (self.default(part or "", line).text for part in replacement.groups()[1:])
             return replaced(text, pattern, new_text, everywhere=bool(replacement[1]))
         if change in ("^^", ",,", "^", ","):
-            first, remaining = text[:1], text[1:]
             if change in ("^^", ",,"):
                 return text.upper() if change == "^^" else text.lower()
-            return (first.upper() if change == "^" else first.lower()) + remaining
+            return (text[:1].upper() if change == "^" else text[:1].lower()) + text[1:]
         return text
 
     def default(self, text: str, line: int) -> Word:
