@@ -183,7 +183,8 @@ def test_runs_that_agree_with_one_another_move_all_layouts(factor: float, known:
     after = problem.adjusted(found.adjustment)
     errors = np.log([explain(after, run.layout).step_time_s / (factor * run.measured_s) for run in others])
     assert len(others) >= 4
-    assert np.abs(errors).mean() < (0.07 if known == 3 else 0.045)
+    # Three runs leave a sixth of the distance (log 0.6) to the prior.
+    assert np.abs(errors).mean() < (0.085 if known == 3 else 0.045)
     assert np.abs(errors).max() < 0.16  # what little sites differ by may be of one class alone
     if abs(log(factor)) > 0.4:
         assert abs(log(found.overall_factor)) > 0.1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mutations import mutations, refusal, toml_text
-from test_huggingface import FAMILY_COUNTS, LONGCAT_FLASH, PUBLISHED
+from test_huggingface import FAMILY_COUNTS, LONGCAT_FLASH, NAS, PUBLISHED
 from test_recent_models import NEMOTRON, NEMOTRON_H, RECENT, SIGLIP
 
 from perfmodel.catalog import cluster, model, model_from_config
@@ -33,6 +33,8 @@ CONFIGS |= {known_family(config["model_type"]): config for config, _, _ in PUBLI
 } | {
     "llama": LLAMA,
     "longcat": LONGCAT_FLASH,
+    "gemma3n": FAMILY_COUNTS["gemma3n_text"]["config"],
+    "nemotron-nas": NAS,
     "mt5": PUBLISHED["t5-small"][0] | {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
     "qwen2_moe": LLAMA | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
                           "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},

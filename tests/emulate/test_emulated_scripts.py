@@ -140,7 +140,7 @@ def test_sharded_training_in_a_large_world(tmp_path: Path) -> None:
     found = replay(typical(rank, table.iteration.to_numpy()))
     assert found.calls_felt("all_gather") > 0
     # a delay may bring more of them onto the critical path, and moves when they take of the thread's core
-    felt, gathers, core_s = found.calls_felt("all_gather"), found.of("all_gather").sum(), found.core_s.sum()
+    felt, gathers, core_s = found.calls_felt("all_gather"), found.is_of_kind("all_gather").sum(), found.core_s.sum()
     grown_s = found.time_s("all_gather", 0.01) - found.time_s()
     assert 0.01 * felt - core_s <= grown_s <= 0.01 * gathers + core_s
     trace = measured_trace(run)

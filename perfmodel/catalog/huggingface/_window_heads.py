@@ -184,7 +184,7 @@ class Gemma3n(Gemma):
         letters = [*letters[:first_shared], *(SHARED_KEYS[letter] for letter in letters[first_shared:])]
         listed = self.intermediate_size
         sizes = listed if isinstance(listed, tuple) else ()
-        if sizes and len(sizes) != n_layers:
+        if isinstance(listed, tuple) and len(sizes) != n_layers:
             raise CannotDescribeError(f"intermediate_size has {len(sizes)} numbers for {n_layers} layers")
         inner = max(sizes) if isinstance(listed, tuple) else listed
         return replace(self, intermediate_size=inner).dense_fields() | {
