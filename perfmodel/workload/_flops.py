@@ -17,6 +17,7 @@ from perfmodel.spec.parts import Experts, Patches
 from perfmodel.workload._attention import projection_outputs
 from perfmodel.workload._embedding_head import LABELS, spectrogram_products, table_width
 from perfmodel.workload._indexer import indexer_weights
+from perfmodel.workload._layer_embedding import gate_weights
 from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._piece import SECOND_PRODUCTS
 from perfmodel.workload._recurrent import (
@@ -214,7 +215,8 @@ def _weights_per_token(model: Transformer, letters: Mapping[str, int]) -> int:
         weights += letters["A"] * (shared_weights(model) + own_weights(model, hybrid.shared_block))
     if hybrid.layer_embedding:
         # Rows are made of a projection of the token's embedding too.
-        weights += letters["P"] * 3 * h * hybrid.layer_embedding.width
+        projection = h * hybrid.layer_embedding.width
+        weights += letters["P"] * (gate_weights(h, hybrid.layer_embedding) + projection)
     if hybrid.streams:
         # Streams are projected at both ends of the layers.
         weights += letters["U"] * update_weights(h, hybrid.streams) + 2 * projection_weights(h, hybrid.streams)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from perfmodel.errors import PerfModelError
 from perfmodel.ops import Gemm
 from perfmodel.spec import Transformer
 from perfmodel.spec.parts import Indexer, LatentAttention
@@ -46,8 +47,13 @@ def indexer_pieces(model: Transformer, local: ShardSizes, indexer: Indexer) -> l
 
 
 def _latent(model: Transformer) -> LatentAttention:
-    """The latent attention that a model with an indexer has (`Transformer`)."""
-    assert model.latent_attention is not None
+    """The latent attention that a model with an indexer has.
+
+    Raises:
+        PerfModelError: the model has none.
+    """
+    if model.latent_attention is None:
+        raise PerfModelError(f"model {model.name}: an indexer needs latent_attention; add it, or leave the indexer out")
     return model.latent_attention
 
 

@@ -14,7 +14,7 @@ from perfmodel.workload._pointwise import activation, norm_params, small_norm
 def lookup_of_layers(model: Transformer, local: ShardSizes, embedding: LayerEmbedding) -> list[Piece]:
     """Rows of the table for all layers at once, to which a projection of the token's embedding is added (transformers
     models/gemma4/modeling_gemma4.py `project_per_layer_inputs`)."""
-    layers = "".join(model.stack).count("P")
+    layers = layers_with_rows(model)
     width = layers * embedding.width
     table = replace(local, hidden=width, vocab=padded_vocab(embedding.vocab, local.tp) // local.tp)
     rows = local.norm_tokens
@@ -43,6 +43,11 @@ def gated_embedding(model: Transformer, local: ShardSizes, embedding: LayerEmbed
     ]
 
 
+def layers_with_rows(model: Transformer) -> int:
+    """Number of layers that have an embedding of the token of their own."""
+    return "".join(model.stack).count("P")
+
+
 def gate_weights(hidden: int, embedding: LayerEmbedding) -> int:
     """Elements of the two projections in a layer."""
     return 2 * hidden * embedding.width
@@ -50,5 +55,5 @@ def gate_weights(hidden: int, embedding: LayerEmbedding) -> int:
 
 def lookup_parameters(model: Transformer, embedding: LayerEmbedding) -> tuple[int, int]:
     """Elements of the table and the projection beside it, and parameters of the norm."""
-    width = "".join(model.stack).count("P") * embedding.width
+    width = layers_with_rows(model) * embedding.width
     return (embedding.vocab + model.hidden) * width, norm_params(model, embedding.width)

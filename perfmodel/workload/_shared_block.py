@@ -75,9 +75,7 @@ def shared_weights(model: Transformer) -> int:
 def own_weights(model: Transformer, block: SharedBlock) -> int:
     """Elements of the weights that every layer with a shared block has of its own."""
     hidden, rank = model.hidden, block.adapter_rank
-    weights = hidden * hidden
-    if block.adapter_rank:
-        weights += rank * (hidden + model.ffn_hidden * model.inner_projections)
+    weights = hidden * hidden + rank * (hidden + model.ffn_hidden * model.inner_projections)
     if block.attention_adapters:
         weights += rank * (6 * hidden + sum(projected(model, heads=model.heads, kv_heads=model.kv_heads)))
     return weights
@@ -96,14 +94,14 @@ def owners(model: Transformer) -> list[int]:
     # `AlbertTransformer`: group i * groups / layers).
     n_layers = len(model.stack)
     groups = model.layer_groups or n_layers
-    found = []
+    owner_of = []
     for i in range(n_layers):
         starts_group = i == 0 or i * groups // n_layers > (i - 1) * groups // n_layers
-        found.append(i if starts_group else found[-1])
+        owner_of.append(i if starts_group else owner_of[-1])
 
     # Layers with a shared block take the copies in turn.
     if model.hybrid.shared_block:
         with_block = [i for i, word in enumerate(model.stack) if "A" in word]
         for number, i in enumerate(with_block):
-            found[i] = with_block[number % model.hybrid.shared_block.copies]
-    return found
+            owner_of[i] = with_block[number % model.hybrid.shared_block.copies]
+    return owner_of

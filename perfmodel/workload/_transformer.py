@@ -17,7 +17,7 @@ from perfmodel.workload._embedding_head import (
 )
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._indexer import indexer_pieces
-from perfmodel.workload._layer_embedding import gated_embedding, lookup_of_layers
+from perfmodel.workload._layer_embedding import gated_embedding, layers_with_rows, lookup_of_layers
 from perfmodel.workload._linear import adapters, column_linear, row_linear
 from perfmodel.workload._local import Precision, ShardSizes, local_sizes
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
@@ -148,7 +148,7 @@ def _layer_of(model: Transformer, local: ShardSizes, word: str, *, owner: bool =
     passed_on_bytes = 0.0
     streams = model.hybrid.streams.count if model.hybrid.streams else 1
     if model.hybrid.layer_embedding:
-        width = "".join(model.stack).count("P") * model.hybrid.layer_embedding.width
+        width = layers_with_rows(model) * model.hybrid.layer_embedding.width
         passed_on_bytes = float(local.tokens * width * local.act_bytes)
     passed_on_bytes += (streams - 1) * local.hidden_bytes
     gradients = _activation_gradients(model, local) if set(word) & set("-E") else 2
